@@ -1,0 +1,42 @@
+"""Training batches as a pure function of (seed, index)."""
+
+import numpy
+import torch
+
+from base import InputError
+
+
+class Batches:
+    """batches[i] -> (input_ids, targets), both int64 of shape (batch_size, context); targets are one token ahead.
+
+    tokens: 1-D array of token ids. The sequences are windows of context + 1 tokens. An epoch takes those at steps of
+    context from a random offset, so that no input position repeats within it, and shuffles them; seed and epoch alone
+    decide both. Batches are slices of this endless order of sequences, which batch_size leaves as it is.
+    InputError: fewer than context + 1 tokens.
+    """
+
+    def __init__(self, tokens: numpy.ndarray, context: int, batch_size: int, seed: int):
+        if len(tokens) < context + 1:
+            raise InputError(
+                f"the training split has {len(tokens)} tokens, fewer than one sequence of {context} + 1: "
+                "use more text or a shorter context"
+            )
+        self.tokens, self.context, self.batch_size, self.seed = tokens, context, batch_size, seed
+        self.windows = max(1, len(tokens) // context - 1)
+        self._epoch = None
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        first = index * self.batch_size
+        starts = [self._start(*divmod(n, self.windows)) for n in range(first, first + self.batch_size)]
+        rows = numpy.stack([self.tokens[start : start + self.context + 1] for start in starts])
+        sequences = torch.from_numpy(rows.astype(numpy.int64))
+        return sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous()
+
+    def _start(self, epoch, item):
+        if epoch != self._epoch:  # kept because its permutation serves many batches
+            rng = numpy.random.default_rng([self.seed, epoch])
+            self._epoch = epoch
+            # All that the windows leave over, and not just one context, or the last tokens would never be seen.
+            self._offset = rng.integers(len(self.tokens) - self.windows * self.context)
+            self._order = rng.permutation(self.windows)
+        return int(self._offset + self._order[item] * self.context)

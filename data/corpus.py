@@ -1,0 +1,161 @@
+"""From documents to two memory-mapped streams of token ids, cached by content."""
+
+import json
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from base import InputError
+from data.sources import DataConfig, open_source, writing
+from data.tokenizer import load_tokenizer, token_chunks, tokenizer_files, train_tokenizer
+
+if TYPE_CHECKING:
+    import numpy
+    import tokenizers
+
+_VERSION = 1  # raise it when the same text and settings give other files
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """train, val: 1-D memory maps of token ids (uint16, or uint32 for a vocabulary above 65,536), with an end-of-text
+    token before each document. hash: SHA-256 of the text alone. train_bytes, val_bytes: UTF-8 bytes of the text.
+    """
+
+    train: "numpy.memmap"
+    val: "numpy.memmap"
+    tokenizer: "tokenizers.Tokenizer"
+    hash: str
+    train_bytes: int
+    val_bytes: int
+    source: str
+
+
+def load_corpus(config: DataConfig) -> Corpus:
+    """Reads the source, and tokenizes it unless cache_dir has the same text under the same settings.
+
+    A source without a validation split is divided: a single document gives its last val_fraction of characters, and
+    of several documents those whose own hash falls below val_fraction, so new documents move none of the others.
+    InputError: a source that can't be found or read or has too little text, a cache_dir that can't be written.
+    """
+    streams = open_source(config)
+    content, documents = _hash(streams, config)
+    if not documents:
+        raise InputError(f"data.source {config.source!r}: no text in it")
+    settings = [_VERSION, content, config.val_fraction, config.tokenizer.model_dump()]
+    folder = Path(config.cache_dir).expanduser() / sha256(json.dumps(settings).encode()).hexdigest()[:20]
+    corpus = _read_entry(folder, config)
+    if corpus is None:
+        with writing(config) as work:
+            shutil.rmtree(folder, ignore_errors=True)  # if damaged; later it may be another process's good one
+            _write_entry(work, config, content, _split(streams, documents, config.val_fraction))
+            try:
+                work.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # where it is one, another process was first, with the same content
+                    raise
+        corpus = _read_entry(folder, config)
+    return corpus
+
+
+def _hash(streams, config):
+    digest, count = sha256(), 0
+    for split, documents in streams.items():
+        for document in documents():
+            try:
+                text = document.encode()
+            except UnicodeEncodeError as error:
+                where = ascii(document[max(0, error.start - 20) : error.start + 1])
+                raise InputError(f"data.source {config.source!r}: half a surrogate pair after {where}") from None
+            digest.update(f"{split} {len(text)} ".encode())
+            digest.update(text)
+            count += 1
+    return digest.hexdigest(), count
+
+
+def _split(streams, documents, fraction):
+    train = streams["train"]
+    if "validation" in streams:
+        return {"train": train, "val": streams["validation"]}
+    if documents == 1:
+        text = next(iter(train()))
+        cut = len(text) - round(len(text) * fraction)
+        return {"train": lambda: [text[:cut]] if cut else [], "val": lambda: [text[cut:]] if text[cut:] else []}
+
+    def in_validation(document):
+        return int.from_bytes(sha256(document.encode()).digest()[:8], "big") < fraction * 2**64
+
+    return {
+        "train": lambda: (document for document in train() if not in_validation(document)),
+        "val": lambda: filter(in_validation, train()),
+    }
+
+
+def _write_entry(folder, config, content, split):
+    start = time.monotonic()
+    # A char tokenizer needs the characters of the validation text too, or that text has no loss.
+    seen = chain(split["train"](), split["val"]()) if config.tokenizer.kind == "char" else split["train"]()
+    tokenizer = train_tokenizer(config.tokenizer, seen)
+    facts = {"version": _VERSION, "source": config.source, "hash": content, "config": config.tokenizer.model_dump()}
+    for name, documents in split.items():
+        facts[name] = _write_tokens(folder / f"{name}.npy", config.tokenizer, tokenizer, documents())
+    train, val = facts["train"], facts["val"]
+    if not (train["documents"] and val["documents"]):
+        raise InputError(
+            f"data.source {config.source!r}: {train['documents']} documents for training and {val['documents']} for "
+            f"validation at data.val_fraction {config.val_fraction}, both need one; a document is never shared out "
+            "unless it is the only one: join the files into one, or name them train.* and validation.*"
+        )
+    (folder / "tokenizer.json").write_text(tokenizer_files(tokenizer)["tokenizer.json"], encoding="utf-8")
+    (folder / "corpus.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
+    print(
+        f"tokenized {config.source}: {train['bytes']:,} + {val['bytes']:,} bytes of text (training + validation) are "
+        f"{train['tokens']:,} + {val['tokens']:,} tokens, in {time.monotonic() - start:.1f} s",
+        file=sys.stderr,
+    )
+
+
+def _write_tokens(path, config, tokenizer, documents):
+    import numpy
+
+    dtype = numpy.dtype("<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4")
+    size = {"documents": 0, "bytes": 0, "tokens": 0}
+
+    def counted():
+        for document in documents:
+            size["documents"] += 1
+            size["bytes"] += len(document.encode())
+            yield document
+
+    def write_header(file):  # numpy leaves room in it for the length to grow
+        header = {"descr": dtype.str, "fortran_order": False, "shape": (size["tokens"],)}
+        numpy.lib.format.write_array_header_1_0(file, header)
+
+    with path.open("wb") as file:
+        write_header(file)
+        for ids in token_chunks(tokenizer, config, counted()):
+            file.write(numpy.array(ids, dtype).tobytes())
+            size["tokens"] += len(ids)
+        file.seek(0)
+        write_header(file)
+    return size
+
+
+def _read_entry(folder, config):
+    """The cached corpus, or None where it is missing or damaged."""
+    import numpy
+
+    try:
+        facts = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+        train, val = (numpy.load(folder / f"{name}.npy", mmap_mode="r") for name in ("train", "val"))
+        if (len(train), len(val)) != (facts["train"]["tokens"], facts["val"]["tokens"]):
+            return None
+        sizes = facts["train"]["bytes"], facts["val"]["bytes"]
+        return Corpus(train, val, load_tokenizer(folder), facts["hash"], *sizes, config.source)
+    except (OSError, EOFError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,279 @@
+"""Where text comes from: the standard library, local files and Hugging Face data sets, as streams of documents.
+
+A stream is a function that starts it afresh, because text is read up to three times: to hash it, to train the
+tokenizer and to encode it. Documents, none of them empty, are never all in memory.
+"""
+
+import ast
+import csv
+import glob
+import inspect
+import json
+import os
+import re
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+from pydantic import Field
+
+from base import FrozenConfig, InputError
+from data.tokenizer import TokenizerConfig
+
+_SUFFIXES = (".txt", ".json", ".jsonl", ".csv", ".parquet")
+_VALIDATION = ("validation", "valid", "val", "dev")
+_NOT_THE_LIBRARY = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages", "__pycache__"}
+
+
+class DataConfig(FrozenConfig):
+    source: str = Field("python_docs", min_length=1)
+    """python_docs, python_source, a txt, json, jsonl, csv or parquet file, a folder or glob of such files, a folder
+    written by datasets' save_to_disk, or the name of a Hugging Face data set. Among several files with a train.* (or
+    train-00000-of-00002.*), those called validation, valid, val or dev are for validation, and test is left out."""
+    subset: str | None = None
+    """Configuration of a Hugging Face data set, where it has several."""
+    split: str = "train"
+    """Split of a Hugging Face data set to train on."""
+    text_column: str = "text"
+    """Column that holds the text, in all but text files."""
+    val_fraction: float = Field(0.1, gt=0, lt=1)
+    """Share of the text kept for validation, where the source has no validation split of its own."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """How text becomes tokens."""
+    cache_dir: str = ".cache"
+    """Folder for tokenized text."""
+
+
+def open_source(config: DataConfig) -> dict[str, Callable[[], Iterator[str]]]:
+    """The document streams of a source, by name: a function for "train", and maybe one for "validation"."""
+    source = config.source
+    path = Path(source).expanduser()
+    if source == "python_docs":
+        return {"train": partial(_python_docs, config)}
+    if source == "python_source":
+        return {"train": _python_source}
+    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+        return _saved_dataset(config, path)
+    if path.is_dir():
+        inside = (file for file in path.rglob("*") if not re.search(r"(^|/)\.", file.relative_to(path).as_posix()))
+        return _files(config, inside)
+    if path.is_file():
+        if path.suffix.lower() not in _SUFFIXES:
+            raise InputError(f"data.source {source!r}: not one of {', '.join(_SUFFIXES)}")
+        return _files(config, [path])
+    if re.search(r"[*?[]", source):
+        return _files(config, map(Path, glob.glob(str(path), recursive=True)))
+    local = path.suffix.lower() in _SUFFIXES or source[:1] in "./~" or source.count("/") > 1
+    if local or ("/" in source and path.parent.is_dir()):
+        raise InputError(f"data.source {source!r}: no such file or folder")
+    return _hub_dataset(config)
+
+
+def _files(config, paths):
+    paths = sorted(path for path in paths if path.suffix.lower() in _SUFFIXES and path.is_file())
+    if not paths:
+        raise InputError(f"data.source {config.source!r}: no file there ends in {', '.join(_SUFFIXES)}")
+    part = {path: re.sub(r"([-_.]?\d+(-of-\d+)?)?$", "", path.stem.lower()) for path in paths}  # train-00000-of-00002
+    if "train" not in part.values():
+        return {"train": partial(_read_files, config, paths)}
+    validation = [path for path in paths if part[path] in _VALIDATION]
+    train = [path for path in paths if part[path] not in (*_VALIDATION, "test")]
+    streams = {"train": partial(_read_files, config, train), "validation": partial(_read_files, config, validation)}
+    return streams if validation else {"train": streams["train"]}
+
+
+def _read_files(config, paths):
+    for path in paths:
+        if path.suffix.lower() == ".txt":
+            yield from filter(None, [_read_text(path)])
+        elif path.stat().st_size:
+            yield from _read_table(config, path)
+
+
+def _read_text(path):
+    try:
+        return path.read_bytes().decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 at byte {error.start}: {error.reason}") from None
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+
+
+def _read_table(config, path):
+    # Not through datasets: for a local file it calls the hub, takes the name for a pattern, reads "NA" in a csv as
+    # missing, and cuts a column's type from its first rows.
+    read = {".csv": _csv_column, ".parquet": _parquet_column}.get(path.suffix.lower(), _json_column)
+    try:
+        yield from _texts(config, path, read(config, path))
+    except InputError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:  # pyarrow's errors are these
+        raise InputError(f"{path}: {error}") from None
+
+
+def _csv_column(config, path):
+    csv.field_size_limit(2**31 - 1)  # 128 kB otherwise, less than many a document
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file, strict=True)
+        _check_column(config, path, rows.fieldnames or ())
+        yield from (row[config.text_column] for row in rows)
+
+
+def _parquet_column(config, path):
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        _check_column(config, path, file.schema_arrow.names)
+        for batch in file.iter_batches(batch_size=1000, columns=[config.text_column]):
+            yield from batch.column(0).to_pylist()
+
+
+def _json_column(config, path):
+    columns = {}  # rows may differ in what they have
+    for row in _json_rows(path):
+        if not isinstance(row, dict):
+            raise InputError(f"{path}: {ascii(row)[:40]} is not a JSON object")
+        columns.update(row)
+        yield row.get(config.text_column)
+    _check_column(config, path, columns)
+
+
+def _json_rows(path):
+    with path.open("rb") as file:
+        is_list = file.read(100).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+        file.seek(0)
+        if is_list:
+            yield from json.load(file)
+            return
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line) if line.strip() else {}
+            except ValueError as error:
+                raise InputError(f"{path}, line {number}: {error}") from None
+            yield row
+
+
+def _check_column(config, name, columns):
+    if config.text_column not in columns:
+        raise InputError(f"data.text_column {config.text_column!r}: {name} has {', '.join(columns)}")
+
+
+def _texts(config, name, values):
+    for text in values:
+        if not isinstance(text, str | None):
+            raise InputError(f"data.text_column {config.text_column!r}: {name} has {text!r} in it, which is not text")
+        if text:
+            yield text
+
+
+def _dataset_texts(config, table):
+    for batch in table.select_columns([config.text_column]).iter(batch_size=1000):
+        yield from _texts(config, config.source, batch[config.text_column])
+
+
+def _saved_dataset(config, path):
+    import datasets
+
+    try:
+        saved = datasets.load_from_disk(str(path))
+    except Exception as error:  # whatever pyarrow raises
+        raise InputError(f"data.source {config.source!r}: {type(error).__name__}: {error}") from None
+    return _splits(config, saved if isinstance(saved, dict) else {config.split: saved})
+
+
+def _hub_dataset(config):
+    import datasets
+    from huggingface_hub import HfApi
+
+    try:
+        if not datasets.config.HF_HUB_OFFLINE:  # datasets itself would try for 23 s
+            HfApi().dataset_info(config.source, timeout=5)
+        names = datasets.get_dataset_split_names(config.source, config.subset)
+        wanted = {config.split, *(name for name in names if name in _VALIDATION)}
+        tables = {name: datasets.load_dataset(config.source, config.subset, split=name) for name in wanted}
+    except Exception as error:  # network, authorization, unknown names, broken files
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(
+            f"data.source {config.source!r}: no such file or folder, and as a Hugging Face data set: {reason} "
+            "(HF_HUB_OFFLINE=1 uses one downloaded before)"
+        ) from None
+    return _splits(config, tables)
+
+
+def _splits(config, tables):
+    if config.split not in tables:
+        raise InputError(f"data.split {config.split!r}: {config.source} has {', '.join(tables)}")
+    validation = [name for name in _VALIDATION if name in tables and name != config.split]
+    chosen = {"train": config.split, **{"validation": name for name in validation[:1]}}
+    for name in chosen.values():
+        _check_column(config, config.source, tables[name].column_names)
+    return {part: partial(_dataset_texts, config, tables[name]) for part, name in chosen.items()}
+
+
+def _library_files():
+    """(path inside the standard library, bytes) of its own modules, sorted."""
+    root = sysconfig.get_path("stdlib")
+    paths = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = set(folders) - _NOT_THE_LIBRARY
+        paths += [Path(folder, file) for file in files if file.endswith(".py")]
+    return [(path, path.read_bytes()) for path in sorted(paths)]
+
+
+def _python_source():
+    for _, source in _library_files():
+        try:
+            yield from filter(None, [source.decode("utf-8")])
+        except UnicodeDecodeError:  # the library has test material in other encodings
+            pass
+
+
+def _python_docs(config):
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:  # some distributions leave it out
+        raise InputError("data.source 'python_docs': this Python comes without its pydoc_data") from None
+    files = _library_files()
+    # Parsing the whole library takes seconds, so its docstrings are kept, under the hash of what they came from.
+    sources = sha256(b"".join(source for _, source in files)).hexdigest()[:20]
+    kept = Path(config.cache_dir).expanduser() / f"docstrings-{sources}.json"
+    try:
+        docstrings = json.loads(kept.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        with writing(config) as work:
+            docstrings = _docstrings(source for _, source in files)
+            (work / "docstrings").write_text(json.dumps(docstrings), encoding="utf-8")
+            (work / "docstrings").replace(kept)
+    yield from dict.fromkeys([*(topics[name] for name in sorted(topics)), *docstrings])  # each text once
+
+
+def _docstrings(sources):
+    found = {}
+    for source in sources:
+        try:
+            nodes = ast.walk(ast.parse(source))
+        except SyntaxError:  # the library has files that are wrong on purpose
+            continue
+        for node in nodes:
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                docstring = ast.get_docstring(node, clean=False)
+                found[inspect.cleandoc(docstring or "")] = None
+    return [docstring for docstring in found if len(docstring) >= 60]
+
+
+@contextmanager
+def writing(config):
+    """A new folder inside cache_dir, to be renamed into place; what is left of it is removed."""
+    try:
+        cache = Path(config.cache_dir).expanduser()
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".unfinished-") as folder:
+            work = Path(folder) / "entry"
+            work.mkdir()
+            yield work
+    except OSError as error:
+        raise InputError(f"data.cache_dir {config.cache_dir!r} can't be written: {error}") from None

@@ -1,0 +1,54 @@
+"""What attention keeps of the tokens it has seen."""
+
+import torch
+from torch import Tensor
+
+
+class Cache:
+    """Keys and values of all layers, so that a token's are computed once.
+
+    `length` is the single truth of how many tokens were seen: what lies past it is scratch. The Transformer
+    advances it once a pass; setting it back forgets the tokens after it.
+    """
+
+    def __init__(self):
+        self.length = 0
+        self.positions: Tensor | None = None  # (≥ length,), or (batch, ≥ length) where rows have their own
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores k (rotated) and v of shape (batch, heads, T, head_dim) from `length` on.
+
+        Returns all keys and all values, each (batch, heads, length + T, head_dim).
+        """
+        end = self.length + k.shape[-2]
+        if layer not in self._layers or end > self._layers[layer][0].shape[-2]:
+            self._layers[layer] = tuple(
+                self._grown(old, new, end) for old, new in zip(self._layers.get(layer, (None, None)), (k, v))
+            )
+        keys, values = self._layers[layer]
+        keys[..., self.length : end, :] = k
+        values[..., self.length : end, :] = v
+        return keys[..., :end, :], values[..., :end, :]
+
+    def _grown(self, old: Tensor | None, new: Tensor, end: int) -> Tensor:
+        # Twice the room each time, so that decoding copies a token a constant number of times.
+        grown = new.new_empty(*new.shape[:-2], max(2 * self.length, end), new.shape[-1])
+        if old is not None:
+            grown[..., : self.length, :] = old[..., : self.length, :]
+        return grown
+
+    def key_positions(self, positions: Tensor) -> Tensor:
+        """Appends the positions (…, T) of the new tokens; returns those of all keys, (…, length + T)."""
+        seen = positions[..., :0] if self.positions is None else self.positions[..., : self.length]
+        self.positions = torch.cat((seen.expand(*positions.shape[:-1], -1), positions), dim=-1)
+        return self.positions
+
+    def repeat(self, times: int) -> None:
+        """Repeats every row of the batch: one prefill serves many samples."""
+        self._layers = {
+            layer: tuple(t[..., : self.length, :].repeat_interleave(times, dim=0) for t in pair)
+            for layer, pair in self._layers.items()
+        }
+        if self.positions is not None and self.positions.dim() == 2:
+            self.positions = self.positions.repeat_interleave(times, dim=0)

@@ -1,0 +1,26 @@
+"""Where a model runs, and in what precision."""
+
+from contextlib import nullcontext
+
+import torch
+
+from base import InputError
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The device of that name; auto takes a GPU where there is one. InputError where there is no such device."""
+    present = [gpu for gpu in ("cuda", "mps") if getattr(torch, gpu).is_available()] + ["cpu"]
+    if name not in ("auto", *present):
+        raise InputError(f"train.device: {name!r} is not here, there is {', '.join(present)}")
+    return torch.device(present[0] if name == "auto" else name)
+
+
+def autocast(dtype: str, device: torch.device):
+    """The context for forward passes in float32, bfloat16 or auto: bfloat16 on a GPU that has it.
+
+    Only GPUs: without AVX512-BF16 or AMX a CPU multiplies bfloat16 matrices a hundred times slower than float32.
+    """
+    has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if dtype == "bfloat16" or (dtype == "auto" and has_bfloat16):
+        return torch.autocast(device.type, torch.bfloat16)
+    return nullcontext()

@@ -1,0 +1,79 @@
+"""Sampling: from logits to probabilities, to a token, to a text."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from model.cache import Cache
+from model.transformer import Transformer
+
+
+def probabilities(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
+    """(…, V) probabilities of logits (…, V) after temperature, then top-k (Fan et al. 2018), then top-p.
+
+    top_p keeps the smallest set of the likeliest tokens that reaches that probability (Holtzman et al. 2020).
+    """
+    # Float32: Apple's GPUs have no more. The best logit is taken off first, so that no temperature makes it infinite.
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)).float() / temperature
+    if top_k is not None and top_k < scaled.shape[-1]:
+        best = scaled.topk(top_k, dim=-1)
+        scaled = torch.full_like(scaled, float("-inf")).scatter(-1, best.indices, best.values)
+    probs = scaled.softmax(dim=-1)
+    if top_p is not None:
+        ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+        before = ordered.cumsum(dim=-1) - ordered
+        kept = ordered.masked_fill(before >= top_p, 0.0)
+        probs = torch.zeros_like(probs).scatter(-1, order, kept)
+        probs = probs / probs.sum(dim=-1, keepdim=True)
+    return probs
+
+
+def sample_token(
+    logits: Tensor,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """(B,) token ids, each drawn for itself from logits (B, V). Temperature 0 takes the likeliest."""
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    return torch.multinomial(probabilities(logits, temperature, top_k, top_p), 1, generator=generator).squeeze(-1)
+
+
+@torch.inference_mode()
+def generate(
+    model: Transformer,
+    input_ids: Tensor,
+    max_new_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    num_samples: int = 1,
+    seed: int = 0,
+    stop_ids: tuple[int, ...] = (),
+    vocab_size: int | None = None,
+) -> Iterator[Tensor]:
+    """Yields the (num_samples,) ids of each new position after one prompt (T,).
+
+    The prompt is read once for all samples. A row that has drawn one of stop_ids goes on with the first of them; the
+    end comes when all rows have, or after max_new_tokens.
+    vocab_size: ids from there on, which pad the output layer, are never drawn.
+    """
+    generator = torch.Generator(input_ids.device).manual_seed(seed)
+    cache = Cache()
+    logits = model(input_ids[None], cache, logits_to_keep=1)[:, -1].expand(num_samples, -1)
+    cache.repeat(num_samples)
+    stops = torch.tensor(stop_ids, dtype=torch.long, device=input_ids.device)
+    done = torch.zeros(num_samples, dtype=torch.bool, device=input_ids.device)
+    for made in range(1, max_new_tokens + 1):
+        ids = sample_token(logits[:, :vocab_size], temperature, top_k, top_p, generator)
+        if stop_ids:
+            ids = torch.where(done, stops[0], ids)
+            done |= torch.isin(ids, stops)
+        yield ids
+        if made == max_new_tokens or done.all():
+            return
+        logits = model(ids[:, None], cache)[:, -1]

@@ -1,0 +1,140 @@
+"""The decoder: a Llama whose positional scheme is a part to be chosen."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.attention import SoftmaxAttention, causal_mask
+from model.cache import Cache
+from model.config import ModelConfig
+from model.position import build_position
+
+
+class RMSNorm(nn.RMSNorm):
+    """x / √(mean(x²) + ε) · weight over the last dimension. Zhang & Sennrich 2019, equation 4."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config.hidden_size, eps=config.rms_norm_eps)
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) · up(x)). Shazeer 2020, equation 6."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config)
+        self.self_attn = SoftmaxAttention(config)
+        self.post_attention_layernorm = RMSNorm(config)
+        self.mlp = SwiGLU(config)
+
+    def forward(self, x: Tensor, *attention_inputs) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), *attention_inputs)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Transformer(nn.Module):
+    """Llama-style decoder (Touvron et al. 2023) with the scheme of `config.position` behind three hooks."""
+
+    def __init__(self, config: ModelConfig, seed: int | None = 0):
+        """seed None leaves the weights on the meta device, for `load_state_dict(…, assign=True)` to bring."""
+        super().__init__()
+        self.config = config
+        with torch.device("meta"):  # so that no weight is drawn from the global random state
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+            self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+            self.norm = RMSNorm(config)
+            if not config.tie_word_embeddings:
+                self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if seed is not None:
+            self.to_empty(device="cpu")
+        # Built last: for one seed all schemes start from the same shared weights.
+        self.position = build_position(config)
+        if seed is not None:
+            self.init_weights(seed)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int) -> None:
+        """Draws the initial weights, module after module, from a generator of their own on the CPU.
+
+        | weights                                     | initial value                                    |
+        |---------------------------------------------|--------------------------------------------------|
+        | Linear, Embedding                           | N(0, initializer_range²)                         |
+        | o_proj, down_proj, which end residual paths | N(0, initializer_range² / (2 num_hidden_layers)) |
+        | RMSNorm                                     | 1                                                |
+        | bare parameters of a positional scheme      | the constants its class gives them               |
+        """
+        generator = torch.Generator().manual_seed(seed)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.RMSNorm):
+                module.weight.fill_(1.0)
+            elif isinstance(module, (nn.Linear, nn.Embedding)):
+                ends_residual_path = name.endswith(("o_proj", "down_proj"))
+                paths = 2 * self.config.num_hidden_layers if ends_residual_path else 1
+                std = self.config.initializer_range / paths**0.5
+                module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * std)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        cache: Cache | None = None,
+        positions: Tensor | None = None,
+        logits_to_keep: int = 0,
+    ) -> Tensor:
+        """Logits (B, T, vocab_size) of input_ids (B, T), or of the last logits_to_keep positions alone.
+
+        With a cache the tokens continue those seen; prefill, chunked prefill and decode are this same call.
+        positions (B, T) gives each row its own; negative ones mark padding on the left.
+        """
+        hidden = self.hidden_states(input_ids, cache, positions)
+        return F.linear(hidden[:, -logits_to_keep:], self.output_weight)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """(vocab_size, hidden_size) of the output layer."""
+        return (self.embed_tokens if self.config.tie_word_embeddings else self.lm_head).weight
+
+    def hidden_states(
+        self, input_ids: Tensor, cache: Cache | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """(B, T, hidden_size) after the last norm; arguments as in `forward`."""
+        start = 0 if cache is None else cache.length
+        length = start + input_ids.shape[-1]
+        limit = self.position.max_length
+        if limit is not None and length > limit:
+            raise IndexError(f"{length} positions, but {self.config.position.scheme} has {limit}")
+        default_positions = positions is None
+        if default_positions:
+            positions = torch.arange(start, length, device=input_ids.device)
+        k_positions = positions if cache is None else cache.key_positions(positions)
+
+        x = self.embed_tokens(input_ids)
+        embedding = self.position.embedding(positions)
+        if embedding is not None:
+            x = x + embedding.to(x.dtype)
+        rotation = self.position.rotation(positions)
+        bias = self.position.bias(positions, k_positions)
+        plain = default_positions and (start == 0 or length == start + 1)  # SDPA needs no mask to do this right
+        mask = None if plain and bias is None else causal_mask(positions, k_positions)
+        if mask is not None and mask.dim() == 3:
+            mask = mask.unsqueeze(-3)  # one mask for all heads
+        if bias is not None:
+            mask = torch.where(mask, bias, float("-inf")).to(x.dtype)
+
+        for layer, block in enumerate(self.layers):
+            x = block(x, rotation, mask, cache, layer)
+        if cache is not None:
+            cache.length = length
+        return self.norm(x)

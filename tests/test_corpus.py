@@ -1,0 +1,486 @@
+import argparse
+import csv
+import hashlib
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+
+import datasets
+import numpy
+import pytest
+
+from base import InputError
+from data import corpus as module
+from data import sources
+from data import tokenizer as tokenizer_module
+from data.corpus import DataConfig, load_corpus
+from data.tokenizer import END_OF_TEXT
+
+TEXTS = [f"document {n}: " + "lorem ipsum, dolor sit " * (n % 5 + 1) for n in range(60)]
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(source, kind="byte", **settings):
+        tokenizer = {"kind": kind, "vocab_size": settings.pop("vocab_size", 300)}
+        settings = {"cache_dir": str(tmp_path / "cache"), **settings}
+        return load_corpus(DataConfig(source=str(source), tokenizer=tokenizer, **settings))
+
+    return load
+
+
+@pytest.fixture
+def many(tmp_path):
+    """A file of 60 documents."""
+    path = tmp_path / "many.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS), encoding="utf-8")
+    return path
+
+
+def documents(corpus, split):
+    """The texts in a split's stream of tokens, cut at end-of-text."""
+    end = corpus.tokenizer.token_to_id(END_OF_TEXT)
+    tokens = getattr(corpus, split)
+    assert tokens[0] == end, "an end-of-text token precedes each document"
+    starts = [*numpy.flatnonzero(tokens == end), len(tokens)]
+    return [corpus.tokenizer.decode(tokens[a + 1 : b].tolist()) for a, b in zip(starts, starts[1:])]
+
+
+def fraction(text):
+    return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) / 16**16
+
+
+def entries(tmp_path):
+    return sorted((tmp_path / "cache").glob("*/corpus.json"))
+
+
+def test_importing_the_configs_loads_no_heavy_library():
+    code = "import sys, data.corpus; print({'torch', 'datasets', 'numpy', 'huggingface_hub'} & set(sys.modules))"
+    env = {"PYTHONPATH": ":".join(sys.path)}
+    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert run.stdout == "set()\n", run.stderr
+
+
+# Splits and the stream of tokens
+
+
+@pytest.mark.parametrize("kind", ("byte", "char", "bpe"))
+def test_documents_go_whole_and_in_order_to_the_split_their_hash_says(kind, load, many):
+    corpus = load(many, kind, val_fraction=0.25)
+    assert documents(corpus, "val") == [text for text in TEXTS if fraction(text) < 0.25]
+    assert documents(corpus, "train") == [text for text in TEXTS if fraction(text) >= 0.25]
+    assert corpus.train_bytes == sum(len(text) for text in TEXTS if fraction(text) >= 0.25)
+    assert corpus.train_bytes + corpus.val_bytes == sum(map(len, TEXTS))
+
+
+def test_a_single_document_gives_its_end(load, tmp_path):
+    (tmp_path / "one.txt").write_bytes("0123456789é\r\n\r\nABCDEF".encode())
+    corpus = load(tmp_path / "one.txt", val_fraction=0.25)
+    assert documents(corpus, "train") == ["0123456789é\r\n\r\nA"[:16]]
+    assert documents(corpus, "val") == ["BCDEF"]
+    assert corpus.train_bytes == 17 and corpus.val_bytes == 5
+
+
+def test_few_documents_that_leave_a_split_empty_say_what_to_do(load, tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text(f"text {name}")
+    with pytest.raises(InputError, match="3 documents for training and 0 for validation.*0.0001.*join.*validation"):
+        load(tmp_path, val_fraction=0.0001)
+    assert list((tmp_path / "cache").iterdir()) == [], "nothing half-written remains"
+
+
+@pytest.mark.parametrize("train", ("train.txt", "train-00000-of-00002.txt"))
+@pytest.mark.parametrize("validation", ("validation.txt", "valid.txt", "val.txt", "dev_0.txt"))
+def test_a_folder_with_its_own_validation_file(train, validation, load, tmp_path):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / train).write_text("to train on")
+    (folder / "other.txt").write_text("more")
+    (folder / validation).write_text("to validate")
+    (folder / "test.txt").write_text("for nobody's eyes")
+    corpus = load(folder)
+    assert sorted(documents(corpus, "train")) == ["more", "to train on"]
+    assert documents(corpus, "val") == ["to validate"]
+
+
+def test_a_val_file_without_a_train_file_is_a_document_like_others(load, tmp_path):
+    (tmp_path / "val.txt").write_text("v" * 50)
+    assert load(tmp_path).train_bytes == 45
+
+
+def test_characters_that_only_the_validation_text_has_get_tokens(load, tmp_path):
+    """Otherwise that text would have no loss."""
+    (tmp_path / "a.txt").write_text("a" * 90 + "zzzzzzzzzz")
+    assert documents(load(tmp_path / "a.txt", "char"), "val") == ["zzzzzzzzzz"]
+
+
+def test_bpe_does_not_learn_from_the_validation_text(load, tmp_path):
+    (tmp_path / "a.txt").write_text("ab cd " * 150 + "zzzz" * 25)
+    corpus = load(tmp_path / "a.txt", "bpe")
+    assert "zz" not in corpus.tokenizer.get_vocab() and "ab" in corpus.tokenizer.get_vocab()
+
+
+def test_a_document_longer_than_a_piece_has_one_end_of_text(load, tmp_path):
+    text = "some words and\nlines " * 3000
+    (tmp_path / "long.txt").write_text(text)
+    corpus = load(tmp_path / "long.txt", "bpe")
+    assert documents(corpus, "train") + documents(corpus, "val") == [text[:56700], text[56700:]]
+    assert corpus.train[1:].tolist() == corpus.tokenizer.encode(text[:56700]).ids
+
+
+def test_end_of_text_written_in_the_text_is_text(load, tmp_path):
+    text = f"a{END_OF_TEXT}b" * 20
+    (tmp_path / "a.txt").write_text(text)
+    for kind in ("byte", "char", "bpe"):
+        corpus = load(tmp_path / "a.txt", kind)
+        assert documents(corpus, "train") == [text[: len(text) * 9 // 10]]
+
+
+@pytest.mark.parametrize(("vocabulary", "dtype"), [(300, numpy.uint16), (70_000, numpy.uint32)])
+def test_token_files_are_memory_maps_as_wide_as_the_vocabulary_needs(vocabulary, dtype, load, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("".join(map(chr, range(0x4E00, 0x4E00 + 20_000))))
+    if vocabulary > 2**16:
+        monkeypatch.setattr(tokenizer_module.Tokenizer, "get_vocab_size", lambda self: vocabulary)
+    corpus = load(tmp_path / "a.txt", "bpe")
+    assert isinstance(corpus.train, numpy.memmap) and corpus.train.dtype == corpus.val.dtype == dtype
+    assert documents(corpus, "val") == ["".join(map(chr, range(0x4E00 + 18_000, 0x4E00 + 20_000)))]
+
+
+# The cache
+
+
+def test_the_second_time_nothing_is_tokenized(load, many, tmp_path, monkeypatch, capsys):
+    first = load(many, "bpe")
+    assert re.search(r"many.jsonl: .* tokens, in [\d.]+ s\n$", capsys.readouterr().err)
+    monkeypatch.setattr(module, "train_tokenizer", None)
+    second = load(many, "bpe")
+    assert second.hash == first.hash and second.train.tolist() == first.train.tolist()
+    assert (second.train_bytes, second.val_bytes, second.source) == (first.train_bytes, first.val_bytes, str(many))
+    assert second.tokenizer.encode(END_OF_TEXT).ids == first.tokenizer.encode(END_OF_TEXT).ids != [0]
+    assert capsys.readouterr().err == ""
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_changed_text_of_the_same_length_and_time_is_tokenized_again(load, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old text, " * 10)
+    before = path.stat()
+    old = load(path)
+    path.write_text("new text, " * 10)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    new = load(path)
+    assert documents(new, "train") == ["new text, " * 9] and new.hash != old.hash
+
+
+def test_each_setting_that_matters_has_its_own_entry_and_the_hash_is_of_the_text(load, many, tmp_path):
+    hashes = {
+        load(many, **settings).hash
+        for settings in ({}, {"kind": "bpe"}, {"kind": "bpe", "vocab_size": 280}, {"val_fraction": 0.3})
+    }
+    assert len(entries(tmp_path)) == 4 and len(hashes) == 1
+
+
+def test_where_documents_end_and_which_are_validation_is_part_of_the_hash(load, tmp_path):
+    a = next(text for text in TEXTS if fraction(text) >= 0.5)
+    b = next(text for text in TEXTS if fraction(text) < 0.5)
+    hashes = set()
+    for n, files in enumerate([{"a": a, "b": b}, {"a": a + b}, {"train": a, "val": b}]):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / f"{name}.txt").write_text(text)
+        hashes.add(load(folder, val_fraction=0.5).hash)
+    assert len(hashes) == 3
+
+
+@pytest.mark.parametrize("name", ("train.npy", "val.npy", "tokenizer.json", "corpus.json"))
+@pytest.mark.parametrize("damage", ("truncate", "empty", "remove", "header"))
+def test_a_damaged_entry_is_made_again(name, damage, load, many, tmp_path):
+    good = load(many).train.tolist()
+    path = entries(tmp_path)[0].parent / name
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "remove":
+        path.write_bytes({"truncate": content[:-20], "empty": b"", "header": b"#" * 20 + content[20:]}[damage])
+    assert load(many).train.tolist() == good
+    assert path.read_bytes() == content or name == "corpus.json"
+
+
+def test_another_process_that_was_first_wins(load, many, tmp_path, monkeypatch):
+    """Two processes start together: the later rename finds the folder taken, and its result is used."""
+    write = module._write_entry
+
+    def slower(*arguments):
+        monkeypatch.setattr(module, "_write_entry", write)
+        slower.first = load(many)
+        write(*arguments)
+
+    monkeypatch.setattr(module, "_write_entry", slower)
+    assert load(many).train.filename == slower.first.train.filename
+    assert len(list((tmp_path / "cache").glob("*/*.npy"))) == 2
+    assert not list((tmp_path / "cache").glob(".unfinished*"))
+
+
+def test_an_interrupted_write_leaves_nothing(load, many, tmp_path, monkeypatch):
+    def interrupt(*arguments):
+        yield [1, 2, 3]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "token_chunks", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        load(many)
+    assert not entries(tmp_path) and not list((tmp_path / "cache").glob(".unfinished*"))
+
+
+@pytest.mark.parametrize("source", ("many.jsonl", "one.txt", "python_docs"))
+def test_a_cache_folder_that_cannot_be_written_is_named(source, load, many, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "one.txt").write_text("text " * 100)
+    source = source if source == "python_docs" else tmp_path / source
+    with pytest.raises(InputError, match=r"data.cache_dir '.*/file/cache'"):
+        load(source, cache_dir=str(tmp_path / "file" / "cache"))
+
+
+# Local files
+
+
+def write_parquet(path, rows):
+    datasets.Dataset.from_list(rows).to_parquet(str(path))
+
+
+def write_csv(path, rows):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_json(path, rows):
+    path.write_text(json.dumps(rows) if path.suffix == ".json" else "\n".join(map(json.dumps, rows)))
+
+
+WRITERS = {".parquet": write_parquet, ".csv": write_csv, ".json": write_json, ".jsonl": write_json}
+ROWS = [{"n": 1, "story": 'two\nlines, "quoted"'}, {"n": 2, "story": ""}, {"n": 3, "story": None},
+        {"n": 4, "story": "NA"}, {"n": 5, "story": " é 😀\r\n"}]  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_every_row_of_a_table_is_a_document(suffix, load, tmp_path):
+    """Empty rows are none; the text NA is text; a file name may look like a pattern."""
+    path = tmp_path / f"a [1]{suffix}"
+    WRITERS[suffix](path, ROWS)
+    corpus = load(path, text_column="story", val_fraction=0.5)
+    assert {*documents(corpus, "train"), *documents(corpus, "val")} == {'two\nlines, "quoted"', "NA", " é 😀\r\n"}
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_an_unknown_column_names_those_there_are(suffix, load, tmp_path):
+    path = tmp_path / f"a{suffix}"
+    WRITERS[suffix](path, ROWS)
+    with pytest.raises(InputError, match="data.text_column 'text': .* has n, story$"):
+        load(path)
+    if suffix != ".csv":
+        with pytest.raises(InputError, match="data.text_column 'n': .* 1 in it, which is not text"):
+            load(path, text_column="n")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.json", b'[{"text": "x"},', "a.json: "),
+        ("a.json", b'[{"text": "x"}, "y"]', "a.json: 'y' is not a JSON object"),
+        ("a.jsonl", b'{"text": "x"}\n\n{"text"\n', "a.jsonl, line 3: "),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "\xe9 "}\n', "a.jsonl, line 2: .*0xe9"),
+        ("a.jsonl", b"5\n", "a.jsonl: 5 is not a JSON object"),
+        ("a.jsonl", b'{"text": "cut emoji \\ud83d"}', "a.jsonl': half a surrogate pair after 'cut emoji .ud83d'"),
+        ("a.csv", b"text\n\xe9\n", "a.csv: .*0xe9"),
+        ("a.csv", b'text\n"never closed\n', "a.csv: "),
+        ("a.parquet", b"PAR1 cut off", "a.parquet: "),
+    ],
+)
+def test_a_broken_table_is_named_and_reported_once(name, content, reason, load, tmp_path, capfd):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=reason):
+        load(tmp_path / name)
+    assert capfd.readouterr().err == ""
+
+
+def test_json_lines_may_be_called_json_and_rows_may_differ(load, tmp_path):
+    a, b = (next(text for text in TEXTS if (fraction(text) < 0.5) is low) for low in (False, True))
+    rows = [{"id": 1}, {"text": a}, {"text": b, "id": "x"}]
+    (tmp_path / "a.json").write_text("\ufeff" + "\r\n".join(map(json.dumps, rows)), encoding="utf-8")
+    corpus = load(tmp_path / "a.json", val_fraction=0.5)
+    assert documents(corpus, "train") == [a] and documents(corpus, "val") == [b]
+
+
+def test_a_long_csv_cell_is_read(load, tmp_path):
+    (tmp_path / "a.csv").write_text("text\n" + "x" * 200_000 + "\n")
+    assert load(tmp_path / "a.csv").train_bytes == 180_000
+
+
+@pytest.mark.parametrize("suffix", [".txt", *WRITERS])
+def test_local_files_need_no_network(suffix, load, tmp_path, monkeypatch):
+    """datasets.load_dataset asks the hub even for a local file, and stalls where nothing answers."""
+    monkeypatch.setattr("socket.getaddrinfo", None)
+    path = tmp_path / f"a{suffix}"
+    WRITERS[suffix](path, [{"text": TEXTS[4]}]) if suffix in WRITERS else path.write_text(TEXTS[4])
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    corpus = load(path)
+    assert documents(corpus, "train")[0] + documents(corpus, "val")[0] == TEXTS[4]
+
+
+def test_text_is_kept_as_it_is_but_for_the_byte_order_mark(load, tmp_path):
+    text = "  \r\n\ttab\x00 \u2028 é\n\n"
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode() * 10)
+    corpus = load(tmp_path / "a.txt")
+    assert "".join(documents(corpus, "train") + documents(corpus, "val")) == text * 10
+
+
+def test_text_is_utf8_whatever_the_platform_says(tmp_path):
+    (tmp_path / "a.txt").write_bytes("é".encode() * 100)
+    code = (
+        "from data.corpus import *;"
+        f"print(load_corpus(DataConfig(source={str(tmp_path / 'a.txt')!r}, cache_dir={str(tmp_path / 'c')!r},"
+        "tokenizer={'kind': 'char'})).tokenizer.get_vocab_size())"
+    )
+    env = {"PYTHONPATH": ":".join(sys.path), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert run.stdout == "2\n", run.stderr
+
+
+@pytest.mark.parametrize("mark", (b"", b"\xef\xbb\xbf"))
+def test_a_text_file_in_another_encoding_names_the_byte(mark, load, tmp_path):
+    (tmp_path / "latin.txt").write_bytes(mark + "né".encode("latin-1") + b" text")
+    with pytest.raises(InputError, match=f"latin.txt: not UTF-8 at byte {len(mark) + 1}"):
+        load(tmp_path / "latin.txt")
+
+
+def test_folders_and_globs_take_the_same_files_in_order(load, tmp_path, monkeypatch):
+    folder = tmp_path / "set"
+    for name in ("b.txt", "a/z.TXT", "a/b.jsonl", "c.md", "empty.txt", "empty.jsonl", ".hidden/x.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        content = {".md": "no", ".jsonl": json.dumps({"text": name})}.get(name[name.rindex(".") :], name)
+        (folder / name).write_text("" if "empty" in name else content)
+    monkeypatch.setattr(module, "_split", lambda streams, *_: {"train": streams["train"], "val": lambda: ["v"]})
+    expected = ["a/b.jsonl", "a/z.TXT", "b.txt"]
+    assert documents(load(folder), "train") == expected
+    assert documents(load(f"{folder}/**/*"), "train") == expected
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert documents(load("~/set"), "train") == documents(load("~/s*/*/*"), "train") + ["b.txt"] == expected
+
+
+@pytest.mark.parametrize(
+    "source", ("gone.txt", ".gone", "./gone", "/gone", "~/gone", "../gone", "a/b/c", "here/gone", "gone.jsonl", "a/gone.csv")
+)
+def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(source, load, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sources, "_hub_dataset", None)
+    with pytest.raises(InputError, match=f"^data.source '{source}': no such file or folder$"):
+        load(source)
+
+
+def test_sources_without_text_are_refused(load, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.md").write_text("text")
+    (tmp_path / "a.txt").write_text("")
+    (tmp_path / "bom.txt").write_bytes(b"\xef\xbb\xbf")
+    for source, reason in {
+        "empty": "no file there ends in .txt, .json, .jsonl, .csv, .parquet",
+        "*.nothing": "no file there ends in",
+        "a.md": "not one of .txt, .json, .jsonl, .csv, .parquet",
+        "a.txt": "no text",
+        "bom.txt": "no text",
+    }.items():
+        with pytest.raises(InputError, match=re.escape(source) + "': " + reason):
+            load(tmp_path / source)
+
+
+# Hugging Face data sets
+
+
+def test_saved_data_sets(load, tmp_path):
+    rows = datasets.Dataset.from_dict({"text": TEXTS})
+    rows.save_to_disk(tmp_path / "rows")
+    saved = {"train": rows, "validation": rows.select(range(30)), "test": rows.select([7])}
+    datasets.DatasetDict(saved).save_to_disk(tmp_path / "dict")
+    corpus = load(tmp_path / "rows")
+    assert documents(corpus, "train") == [text for text in TEXTS if fraction(text) >= 0.1]
+    corpus = load(tmp_path / "dict")
+    assert documents(corpus, "train") == TEXTS and documents(corpus, "val") == TEXTS[:30]
+    corpus = load(tmp_path / "dict", split="validation", val_fraction=0.3)
+    assert documents(corpus, "val") == [text for text in TEXTS[:30] if fraction(text) < 0.3], "no split is both"
+    with pytest.raises(InputError, match="data.split 'trian': .* has train, validation, test$"):
+        load(tmp_path / "dict", split="trian")
+    with pytest.raises(InputError, match="data.text_column 'body': .* has text$"):
+        load(tmp_path / "dict", text_column="body")
+
+
+def test_a_damaged_saved_data_set_is_named(load, tmp_path):
+    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "rows")
+    next((tmp_path / "rows").glob("*.arrow")).write_bytes(b"junk")
+    with pytest.raises(InputError, match="data.source '.*/rows': "):
+        load(tmp_path / "rows")
+
+
+def test_a_hub_data_set_is_asked_for_what_the_config_says(load, monkeypatch):
+    """The hub itself is replaced: subset, split and the data set's own validation split are what counts."""
+    calls = []
+
+    def load_dataset(*arguments, **options):
+        calls.append((arguments, options))
+        return datasets.Dataset.from_dict({"body": [f"{options['split']} of {arguments}"]})
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda self, name, timeout: None)
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *arguments: ["train", "valid", "test", "extra"])
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    corpus = load("some/set", subset="small", split="extra", text_column="body")
+    assert documents(corpus, "train") == ["extra of ('some/set', 'small')"]
+    assert documents(corpus, "val") == ["valid of ('some/set', 'small')"]
+    assert sorted(options["split"] for _, options in calls) == ["extra", "valid"]
+    assert all(options.keys() == {"split"} for _, options in calls), "no remote code"
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line_at_once(load, monkeypatch):
+    def unreachable(self, name, timeout):
+        assert timeout <= 10
+        raise ConnectionError("Name or service\nnot known")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", unreachable)
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    with pytest.raises(InputError) as error:
+        load("some-user/some-set")
+    assert str(error.value).startswith("data.source 'some-user/some-set': no such file or folder, and as a Hugging")
+    assert "ConnectionError: Name or service not known" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_name_that_the_hub_cannot_have(load):
+    with pytest.raises(InputError, match="data.source 'no..such--name': "):
+        load("no..such--name")
+
+
+# The built-in sources
+
+
+def test_the_standard_library_as_a_corpus(load, tmp_path, monkeypatch):
+    from pydoc_data.topics import topics
+
+    corpus = load("python_docs")
+    texts = [*documents(corpus, "train"), *documents(corpus, "val")]
+    assert {topics[name] for name in topics} <= set(texts)
+    assert any(text.startswith("Serialize ``obj`` to a JSON formatted ``str``.\n\nIf ``skipkeys``") for text in texts)
+    assert len(texts) == len(set(texts)) and min(map(len, texts)) >= 60
+    assert 1_500_000 < corpus.train_bytes + corpus.val_bytes < 4_000_000
+    monkeypatch.setattr(sources, "_docstrings", None)
+    assert load("python_docs").hash == load("python_docs", "char").hash == corpus.hash
+
+
+def test_the_library_s_source_leaves_out_tests_and_other_encodings():
+    texts = list(sources._python_source())
+    assert inspect.getsource(argparse) in texts
+    paths = [path.as_posix() for path, _ in sources._library_files()]
+    assert paths == sorted(paths) and not [path for path in paths if "/test/" in path or "/site-packages/" in path]
+    assert 5_000_000 < sum(map(len, texts)) and all(texts)

@@ -1,0 +1,219 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoTokenizer
+
+from base import InputError
+from data import tokenizer as module
+from data.tokenizer import (
+    END_OF_TEXT,
+    TokenizerConfig,
+    encode,
+    load_tokenizer,
+    token_chunks,
+    tokenizer_files,
+    train_tokenizer,
+)
+
+KINDS = ("byte", "char", "bpe")
+SAMPLE = f"  The quick\t fox's don't-care\r\n\r\n\n   naïve 北京 \x00 😀👩‍👩‍👧 e\u0301 \u2028\ufeff {END_OF_TEXT}\n  "
+CORPUS = [SAMPLE, "the theme of the thesis is the other theory\n" * 30, "x = {'a': 1}\n"]
+AWKWARD = [
+    "",
+    " ",
+    " " * 100 + "x",
+    "a" + " " * 37 + "b" + "\n" * 23 + "c \n \n\t d\r\n\r\n  ",
+    "wordwithoutanyend" * 9,
+    "北京大学，你好。" * 9,
+    "1,2,[3],{'it's':'we'll'}_a_b!!??..." * 4,
+    "x\u00a0\u00a0 y\u2003 \u3000z \x1c \x85 w\u200b v",
+    "don't we'll I'm you've they're he'd " * 3 + "'s 't '' 'll",
+    SAMPLE * 3,
+]
+
+
+def trained(kind, vocab_size=400):
+    return train_tokenizer(TokenizerConfig(kind=kind, vocab_size=vocab_size), CORPUS + AWKWARD)
+
+
+def saved(tokenizer, folder):
+    for name, text in tokenizer_files(tokenizer).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", AWKWARD)
+def test_decoding_gives_back_the_text(kind, text):
+    tokenizer = trained(kind)
+    assert tokenizer.decode(encode(tokenizer, text)) == text
+
+
+@pytest.mark.parametrize("kind", ("byte", "bpe"))
+def test_any_unicode_text_survives(kind):
+    """Characters never seen in training, every plane, every control character."""
+    text = "".join(map(chr, [*range(0x3000), 0xFFFF, 0x10000, 0x1F600, 0x10FFFF]))
+    tokenizer = trained(kind)
+    assert tokenizer.decode(encode(tokenizer, text)) == text
+
+
+def test_byte_ids_are_the_bytes():
+    tokenizer = trained("byte")
+    assert tokenizer.get_vocab_size() == 257 and tokenizer.token_to_id(END_OF_TEXT) == 256
+    everything = "".join(map(chr, range(0x800))) + "\uffff\U0010ffff"  # all bytes that UTF-8 uses but F1 to F3
+    assert encode(tokenizer, everything) == list(everything.encode())
+
+
+def test_char_ids_count_the_sorted_characters():
+    tokenizer = train_tokenizer(TokenizerConfig(kind="char"), ["ba\n", "", "cab"])
+    assert encode(tokenizer, "\nabc") == [0, 1, 2, 3]
+    assert tokenizer.token_to_id(END_OF_TEXT) == 4 and tokenizer.get_vocab_size() == 5
+
+
+def test_bpe_vocabulary_size_includes_bytes_and_end_of_text():
+    tokenizer = trained("bpe", 300)
+    assert tokenizer.get_vocab_size() == 300
+    assert {*pre_tokenizers.ByteLevel.alphabet(), END_OF_TEXT} <= tokenizer.get_vocab().keys()
+    assert trained("bpe", 257).get_vocab_size() == 257
+    the = encode(tokenizer, " the")
+    assert len(the) == 1, "the most frequent word of the corpus became one token"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ("trained", "loaded"))
+def test_end_of_text_written_by_a_user_is_plain_text(kind, how, tmp_path):
+    tokenizer = trained(kind)
+    if how == "loaded":
+        tokenizer = load_tokenizer(saved(tokenizer, tmp_path))
+    ids = encode(tokenizer, f"a{END_OF_TEXT}b")
+    assert tokenizer.token_to_id(END_OF_TEXT) not in ids
+    assert tokenizer.decode(ids) == f"a{END_OF_TEXT}b"
+    assert tokenizer.decode([tokenizer.token_to_id(END_OF_TEXT)], skip_special_tokens=False) == END_OF_TEXT
+
+
+@pytest.mark.filterwarnings("default")  # transformers' own
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_reads_the_files_as_the_same_tokenizer(kind, tmp_path):
+    tokenizer = trained(kind)
+    theirs = AutoTokenizer.from_pretrained(saved(tokenizer, tmp_path))
+    ours = load_tokenizer(tmp_path)
+    for text in AWKWARD:
+        ids = encode(tokenizer, text)
+        assert ids == theirs(text)["input_ids"] == encode(ours, text)
+        assert theirs.decode(ids) == ours.decode(ids) == text
+    assert theirs.bos_token_id == theirs.eos_token_id == tokenizer.token_to_id(END_OF_TEXT)
+    assert len(theirs) == tokenizer.get_vocab_size()
+
+
+def test_unknown_characters_are_named_in_order_of_appearance():
+    tokenizer = train_tokenizer(TokenizerConfig(kind="char"), ["abc"])
+    with pytest.raises(InputError, match=r"'Z', '\\u2603', '\\n'$"):
+        encode(tokenizer, "aZb☃\nZ")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lone_surrogate_is_named(kind):
+    """A prompt on the command line that is not UTF-8 reaches Python as surrogates."""
+    with pytest.raises(InputError, match=r"'\\udc80'"):
+        encode(trained(kind), "a\udc80")
+
+
+@pytest.mark.parametrize("content", (None, "", "{", "{}", "[1]"))
+def test_a_missing_or_broken_file_is_named(content, tmp_path):
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(InputError, match="tokenizer.json"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_foreign_tokenizer_keeps_its_first_token_but_not_its_length_limits(tmp_path):
+    foreign = Tokenizer(models.WordLevel({"<s>": 0, "a": 1, "b": 2}))
+    foreign.pre_tokenizer = pre_tokenizers.Whitespace()
+    foreign.add_special_tokens(["<s>"])
+    foreign.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    foreign.enable_truncation(2)
+    foreign.enable_padding(length=9)
+    foreign.save(str(tmp_path / "tokenizer.json"))
+    assert encode(load_tokenizer(tmp_path), "a b a b") == [0, 1, 2, 1, 2]
+
+
+def test_training_is_deterministic():
+    """Not even another process, with other hashes, gets other merges."""
+    code = (
+        "import sys, json; from data.tokenizer import *;"
+        "t = train_tokenizer(TokenizerConfig(vocab_size=400), json.loads(sys.argv[1])); print(ascii(t.to_str()))"
+    )
+    command = [sys.executable, "-c", code, json.dumps(CORPUS + AWKWARD)]
+    outputs = [
+        subprocess.run(command, env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": seed}, capture_output=True)
+        for seed in ("1", "2")
+    ]
+    assert outputs[0].stdout.decode().strip() == outputs[1].stdout.decode().strip() == ascii(trained("bpe").to_str())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", (1, 2, 3, 7, 40))
+def test_chunks_give_the_tokens_of_whole_documents(kind, size, monkeypatch):
+    """A cut inside a word, or before the wrong space of several, would change tokens."""
+    monkeypatch.setattr(module, "_PIECE_CHARACTERS", size)
+    tokenizer = trained(kind)
+    end = [tokenizer.token_to_id(END_OF_TEXT)]
+    expected = sum((end + tokenizer.encode(text).ids for text in AWKWARD), [])
+    chunks = list(token_chunks(tokenizer, TokenizerConfig(kind=kind), AWKWARD))
+    assert sum(chunks, []) == expected
+    if size == 1:
+        assert len(chunks) > 1
+
+
+@pytest.mark.parametrize("space", (" ", "\n"))
+def test_no_character_makes_a_cut_unsafe(space):
+    """Python and the pre-tokenizer may disagree on what a space is; then \\S before a space is no boundary."""
+    split = trained("bpe").pre_tokenizer.pre_tokenize_str
+    for character in map(chr, [*range(0xD800), *range(0xF900, 0x10000, 7), *range(0x1F000, 0x1F100)]):
+        left, right = f" a {character}", f"{space} b"
+        if module._BPE_BOUNDARY.match(left + right, 3):
+            whole = [word for word, _ in split(left + right)]
+            assert whole == [word for part in (left, right) for word, _ in split(part)], ascii(character)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [("byte", "é" * 100_000), ("char", "a" * 100_000), ("bpe", "x,y;" * 25_000)]
+)
+def test_a_long_line_without_spaces_comes_in_bounded_pieces(kind, text):
+    tokenizer = trained(kind)
+    config = TokenizerConfig(kind=kind)
+    pieces = list(module._pieces(config, text))
+    assert "".join(pieces) == text and max(map(len, pieces)) < 10_100
+    ids = [i for chunk in token_chunks(tokenizer, config, [text * 4]) for i in chunk]
+    assert tokenizer.decode(ids[1:]) == text * 4
+
+
+def test_a_long_word_is_encoded_whole():
+    tokenizer = trained("bpe")
+    ids = sum(token_chunks(tokenizer, TokenizerConfig(), ["abcde" * 20_000]), [])
+    assert tokenizer.decode(ids) == "abcde" * 20_000
+
+
+def test_bpe_learns_from_the_first_part_of_a_large_corpus(monkeypatch):
+    monkeypatch.setattr(module, "_BPE_TRAINING_CHARACTERS", 4000)
+
+    def documents():
+        yield from ["aaaa bbbb " * 200] * 2
+        pytest.fail("read on")
+
+    assert "aaaa" in train_tokenizer(TokenizerConfig(vocab_size=270), documents()).get_vocab()
+
+
+def test_config_refuses_a_vocabulary_below_the_bytes():
+    with pytest.raises(ValueError, match="257"):
+        TokenizerConfig(vocab_size=256)
+
+
+def test_settings_file_is_what_hugging_face_expects():
+    settings = json.loads(tokenizer_files(trained("bpe"))["tokenizer_config.json"])
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert settings["bos_token"] == settings["eos_token"] == "<|endoftext|>"
+    assert settings["clean_up_tokenization_spaces"] is False

@@ -1,0 +1,82 @@
+"""What moves the weights: the learning rate as a function of the step, and AdamW."""
+
+import math
+import sys
+
+import torch
+from torch import nn
+
+from configs import TrainConfig
+from model.device import autocast
+from model.transformer import Transformer
+from training.evaluation import summed_loss
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Learning rate of step 1 … config.steps; the last has exactly min_learning_rate, unless all are warm-up."""
+    highest, lowest = config.learning_rate, config.min_learning_rate
+    # 1. warm-up, whose first step is not zero
+    if step <= config.warmup_steps:
+        return highest * step / config.warmup_steps
+    # 2. cosine decay over all that follows (Loshchilov & Hutter 2017, equation 5)
+    if config.schedule == "cosine":
+        progress = (step - config.warmup_steps) / (config.steps - config.warmup_steps)
+        return lowest + (highest - lowest) * (1 + math.cos(math.pi * progress)) / 2
+    # 3. stable, then linear decay over the last decay_fraction of all steps, or over what the warm-up leaves of them
+    decay_steps = max(1, min(round(config.decay_fraction * config.steps), config.steps - config.warmup_steps))
+    return lowest + (highest - lowest) * min(1.0, (config.steps - step) / decay_steps)
+
+
+def build_optimizer(model: Transformer, config: TrainConfig) -> torch.optim.AdamW:
+    """AdamW (Loshchilov & Hutter 2019) that decays matrices only: no norm, embedding or position parameter."""
+    matrices = {
+        module.weight
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not name.startswith("position")
+    }
+    rest = [parameter for parameter in model.parameters() if parameter not in matrices]
+    groups = [
+        {"params": [p for p in model.parameters() if p in matrices], "weight_decay": config.weight_decay},
+        {"params": rest, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
+
+
+def optimizer_step(
+    model: Transformer,
+    optimizer: torch.optim.Optimizer,
+    input_ids: torch.Tensor,
+    targets: torch.Tensor,
+    rate: float,
+    config: TrainConfig,
+) -> float:
+    """One update from input_ids and targets (batch_size, T); returns the mean loss of the batch in nats per token.
+
+    Micro-batches add up sums over tokens, not means of unequal parts. A loss or gradient that is not finite leaves
+    the weights as they were, and comes back as nan.
+    """
+    loss = torch.zeros((), device=input_ids.device)
+    for part in zip(input_ids.split(config.micro_batch_size), targets.split(config.micro_batch_size)):
+        with autocast(config.dtype, input_ids.device):
+            share = summed_loss(model, *part) / targets.numel()
+        share.backward()
+        loss += share.detach()
+    limit = math.inf if config.grad_clip is None else config.grad_clip
+    norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
+    mean = loss.item() if torch.isfinite(norm) else math.nan
+    if math.isfinite(mean):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return mean
+
+
+def compile_where_possible(model: nn.Module) -> None:
+    """Compiles the model's forward in place, so that its weights keep their names; warns where no compiler works."""
+    try:
+        torch.compile(lambda x: x + 1)(torch.ones(2, device=next(model.parameters()).device))
+    except Exception as error:  # a missing C++ compiler shows as one of several of torch's internal errors
+        print(f"warning: torch.compile does not work here ({type(error).__name__}); eager mode", file=sys.stderr)
+    else:
+        model.compile()

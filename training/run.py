@@ -1,0 +1,127 @@
+"""A run folder: its config, its metrics, its checkpoints."""
+
+import json
+import shutil
+from pathlib import Path
+
+import yaml
+
+from base import InputError
+from configs import Config, load_config
+from data.corpus import Corpus
+from model.checkpoint import find_checkpoint
+
+# How and where a run is made and watched, not what is trained.
+RUNTIME_KEYS = ("name", "runs_dir", "data.cache_dir", "train.device", "train.compile", "train.log_every", "wandb.")
+RUNTIME_KEYS += ("train.eval_every", "train.checkpoint_every")
+
+
+class RunFolder:
+    """runs/<name>/ with config.yaml, corpus.json, metrics.jsonl and checkpoints/."""
+
+    def __init__(self, config: Config, resume: bool = False, overwrite: bool = False):
+        """Changes nothing yet. InputError where the folder holds a run and neither flag is given, or the reverse."""
+        self.config, self.path = config, config.folder
+        self.metrics_file = self.path / "metrics.jsonl"
+        for place in (self.path, *self.path.parents):
+            if place.exists() and not place.is_dir():
+                raise InputError(f"{place}: is a file, runs_dir and name need a folder there")
+        holds_run = self.exists(config)
+        if resume and not holds_run:
+            raise InputError(f"{self.path}: holds no run to resume")
+        if holds_run and not (resume or overwrite):
+            raise InputError(
+                f"{self.path}: already holds a run; --resume continues it, --overwrite replaces it, "
+                "name=… starts another"
+            )
+        if not holds_run and self.path.exists() and any(self.path.iterdir()):
+            raise InputError(f"{self.path}: holds files that are not a run, and is left as it is")
+
+    @staticmethod
+    def exists(config: Config) -> bool:
+        """Whether the config's folder holds a run."""
+        return (config.folder / "config.yaml").is_file()
+
+    def start(self, corpus: Corpus, overwrite: bool) -> None:
+        """Makes the folder of a new run, in place of an old one if told so."""
+        if overwrite and self.path.exists():
+            shutil.rmtree(self.path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"runs_dir: {self.path} cannot be made: {error.strerror}") from None
+        described = {
+            "source": corpus.source,
+            "hash": corpus.hash,
+            "train_tokens": len(corpus.train),
+            "val_tokens": len(corpus.val),
+            "train_bytes": corpus.train_bytes,
+            "val_bytes": corpus.val_bytes,
+        }
+        (self.path / "corpus.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
+        self.metrics_file.touch()
+        self.write_config()  # last, since it is what marks the folder as a run
+
+    def write_config(self) -> None:
+        """Writes config.yaml: a new run's, or that of a resumed one, which may have more steps."""
+        text = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        beside = self.path / ".config.yaml.partial"
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(self.path / "config.yaml")
+
+    def differing_keys(self) -> list[str]:
+        """Dotted keys in which the config differs from that of the run in the folder, but for RUNTIME_KEYS."""
+        old, new = (_flat(c.model_dump(mode="json")) for c in (load_config(self.path / "config.yaml"), self.config))
+        if new["model.vocab_size"] is None:  # not yet filled in
+            new["model.vocab_size"] = old["model.vocab_size"]
+        return [key for key in old | new if old.get(key) != new.get(key) and not key.startswith(RUNTIME_KEYS)]
+
+    def check_same_experiment(self, corpus_hash: str) -> None:
+        """InputError naming the keys that make this another experiment than the one in the folder.
+
+        More steps are allowed: the schedule then stretches over what is left.
+        """
+        if differing := [key for key in self.differing_keys() if key != "train.steps"]:
+            raise InputError(f"{self.path}: cannot resume with another {', '.join(differing)}")
+        if self.corpus()["hash"] != corpus_hash:
+            raise InputError(f"{self.path}: the text of data.source has changed since the run was started")
+
+    def corpus(self) -> dict:
+        """The source, hash and sizes of the corpus that the run was started with."""
+        return json.loads((self.path / "corpus.json").read_text(encoding="utf-8"))
+
+    def log(self, row: dict) -> None:
+        """Appends a row to metrics.jsonl."""
+        with self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def metrics(self) -> list[dict]:
+        """All complete rows of metrics.jsonl."""
+        lines = self.metrics_file.read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines[:-1]]  # what follows the last newline was cut off by a crash
+
+    def forget_after(self, step: int) -> None:
+        """Cuts the rows that a resumed run will write again."""
+        kept = [json.dumps(row) + "\n" for row in self.metrics() if row["step"] <= step]
+        self.metrics_file.write_text("".join(kept), encoding="utf-8")
+
+    def checkpoint(self, step: int) -> Path:
+        """Folder of the checkpoint after a step."""
+        return self.path / "checkpoints" / f"step_{step:06d}"
+
+    def newest_checkpoint(self) -> Path | None:
+        """The newest complete checkpoint, if there is one."""
+        return find_checkpoint(self.path) if any(self.path.glob("checkpoints/step_*")) else None
+
+    def keep_only(self, checkpoint: Path) -> None:
+        """Removes the checkpoints that a newer complete one has replaced."""
+        for other in checkpoint.parent.iterdir():
+            if other != checkpoint:
+                shutil.rmtree(other)
+
+
+def _flat(mapping: dict, prefix: str = "") -> dict:
+    flat = {}
+    for key, value in mapping.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
