@@ -37,9 +37,12 @@ class TextStream:
         print(text, end="", flush=True)
 
 
-def generate_text(folder: Path, prompt: str, *, num_samples: int, stats: bool, **sampling) -> None:
+def generate_text(
+    folder: Path, prompt: str, *, num_samples: int, stats: bool, rope_scaling: dict | None, **sampling
+) -> None:
     """Writes num_samples continuations of the prompt to stdout, the first as it is made.
 
+    rope_scaling: as in the config's model.position.scaling, for a model trained without it.
     sampling: max_new_tokens, temperature, top_k, top_p and seed of `model.generation.generate`.
     """
     import torch
@@ -50,14 +53,18 @@ def generate_text(folder: Path, prompt: str, *, num_samples: int, stats: bool, *
     from model.generation import generate
 
     folder = find_checkpoint(folder)
-    model, tokenizer, stored = load_checkpoint(folder), load_tokenizer(folder), read_json(folder / "config.json")
+    model = load_checkpoint(folder, position_options=rope_scaling and {"scaling": rope_scaling})
+    tokenizer, stored = load_tokenizer(folder), read_json(folder / "config.json")
     start, stop = stored.get("bos_token_id"), stored.get("eos_token_id")
     prompt_ids = encode(tokenizer, prompt) or ([] if start is None else [start])
     if not prompt_ids:
         raise InputError("--prompt: is empty, and the tokenizer has no start token to begin with instead")
-    trained = model.config.max_position_embeddings
-    if len(prompt_ids) + sampling["max_new_tokens"] > trained:
-        print(f"warning: goes on past the {trained} tokens of context that the model was trained on", file=sys.stderr)
+    length, limit = len(prompt_ids) + sampling["max_new_tokens"], model.position.max_length
+    if limit is not None and length > limit:
+        raise InputError(f"--max-new-tokens: {length} tokens with the prompt, but the model has {limit} positions")
+    reach = model.config.max_position_embeddings * (rope_scaling["factor"] if rope_scaling else 1)
+    if length > reach:
+        print(f"warning: goes on past the {reach:g} tokens of context that the model was made for", file=sys.stderr)
 
     device = pick_device()
     steps = generate(
@@ -104,6 +111,15 @@ def number(kind: type, allowed: str, is_allowed):
     return convert
 
 
+def scaling(text: str) -> dict:
+    """An argparse type: METHOD:FACTOR."""
+    method, _, factor = text.partition(":")
+    try:
+        return {"rope_type": method, "factor": float(factor)}
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not METHOD:FACTOR, such as yarn:4") from None
+
+
 def main() -> None:
     positive = number(int, "a whole number of 1 or more", lambda n: n >= 1)
     parser = ArgumentParser(description="Sample text from a run, a checkpoint or a Hugging Face Llama folder.")
@@ -132,6 +148,12 @@ def main() -> None:
         help="the same seed gives the same text; default 0",
     )
     parser.add_argument("--num-samples", type=positive, default=1, metavar="N", help="default 1")
+    parser.add_argument(
+        "--rope-scaling",
+        type=scaling,
+        metavar="METHOD:FACTOR",
+        help="reach FACTOR times the trained length by linear, ntk, yarn or llama3 scaling of a model with rope",
+    )
     parser.add_argument("--stats", action="store_true", help="print tokens/s to stderr")
     with input_errors_end_the_program():
         args = vars(parser.parse_args())

@@ -75,7 +75,8 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> dict
         rows, tokens = [], step * settings.batch_size * context
         if step % settings.log_every == 0 or step == settings.steps:
             speed = busy_steps * settings.batch_size * context / busy
-            rows.append({"train_loss": loss, "learning_rate": rate, "tokens_per_second": speed})
+            row = {"train_loss": loss, "learning_rate": rate, "tokens_per_second": speed}
+            rows.append(row | model.position.metrics())
             bar.set_postfix_str(f"loss {loss:.3f}, lr {rate:.1e}, {speed:,.0f} tokens/s")
             busy, busy_steps = 0.0, 0
         if is_due(settings.eval_every, step, settings.steps):

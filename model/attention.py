@@ -8,20 +8,29 @@ from model.cache import Cache
 from model.config import ModelConfig
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns pair (x_i, x_{i+d/2}) by its angle: z_i → z_i e^{iφ_i}. Su et al. 2021, equation 13; Llama's half layout.
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str = "half") -> Tensor:
+    """Turns each pair of channels by its angle: z_i → z_i e^{iφ_i}. Su et al. 2021, equation 13.
 
-    x is (…, T, heads, d); cos and sin are (…, T, d / 2). Returns (…, T, heads, d) in x's dtype, the two numbers of
-    a pair side by side: scores are sums over channels, so an order that queries and keys share does not matter to
-    them, and putting the halves back would cost as much again as the rotation.
+    x is (…, T, heads, d); cos and sin are (…, T, r / 2) for the first r ≤ d channels. Pair i is channels i and
+    i + r/2 in the half layout (Hugging Face's Llama), 2i and 2i + 1 in the interleaved one (the paper, Meta's Llama).
+    Returns (…, T, heads, d) in x's dtype with the two numbers of a pair side by side in either layout: scores are
+    sums over channels, so an order that queries and keys share does not matter to them, and putting halves back
+    would cost as much again as the rotation.
     """
-    x1, x2 = x.to(torch.promote_types(x.dtype, cos.dtype)).chunk(2, dim=-1)
+    turning, still = x.tensor_split((2 * cos.shape[-1],), dim=-1)
+    turning = turning.to(torch.promote_types(x.dtype, cos.dtype))
     cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)  # one angle for all heads
     if torch.compiler.is_compiling():  # which has no code generation for complex numbers
+        x1, x2 = turning.chunk(2, dim=-1) if layout == "half" else turning.unflatten(-1, (-1, 2)).unbind(-1)
         turned = torch.stack((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
     else:  # in eager mode one complex product is more than twice as fast as the four real ones
-        turned = torch.view_as_real(torch.complex(x1, x2) * torch.complex(cos, sin))
-    return turned.flatten(-2).to(x.dtype)
+        if layout == "half":
+            z = torch.complex(*turning.chunk(2, dim=-1))
+        else:
+            z = torch.view_as_complex(turning.unflatten(-1, (-1, 2)))
+        turned = torch.view_as_real(z * torch.complex(cos, sin))
+    turned = turned.flatten(-2).to(x.dtype)
+    return torch.cat((turned, still), dim=-1) if still.shape[-1] else turned
 
 
 def causal_mask(q_positions: Tensor, k_positions: Tensor) -> Tensor:
@@ -34,34 +43,48 @@ def causal_mask(q_positions: Tensor, k_positions: Tensor) -> Tensor:
     return (k <= q) & ((k >= 0) | (q < 0))
 
 
-class SoftmaxAttention(nn.Module):
-    """softmax(q kᵀ / √d + bias) v over the tokens seen, with grouped key and value heads (Ainslie et al. 2023)."""
+class Attention(nn.Module):
+    """The projections that all kinds of attention share, with grouped key and value heads (Ainslie et al. 2023)."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.head_dim = config.head_dim
+        self.head_dim, self.layout = config.head_dim, config.position.pair_layout
         q_size, kv_size = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
         self.q_proj = nn.Linear(config.hidden_size, q_size, bias=False)
         self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
         self.o_proj = nn.Linear(q_size, config.hidden_size, bias=False)
 
+    def heads(self, x: Tensor, projection: nn.Linear) -> Tensor:
+        """(B, T, hidden_size) → (B, T, heads, head_dim)."""
+        return projection(x).unflatten(-1, (-1, self.head_dim))
+
     def forward(
         self,
         x: Tensor,
         rotation: tuple[Tensor, Tensor] | None,
         mask: Tensor | None,
+        padding: Tensor | None,
         cache: Cache | None,
         layer: int,
     ) -> Tensor:
         """(B, T, hidden_size) → (B, T, hidden_size).
 
-        mask: what is allowed (bool) or added to the scores (float), broadcast to (B, heads, T, Tk); None: each
-        token sees itself and all before it. It must be given where a filled cache meets more than one token.
+        rotation: cos and sin, each (…, T, pairs). mask: what is allowed (bool) or added to the scores (float),
+        broadcast to (B, heads, T, Tk); None: each token sees itself and all before it, which must be given where a
+        filled cache meets more than one token. padding: (…, T), True for tokens that no other may see; the mask says
+        so too. layer: which of the cache's layers this is.
         """
-        q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        raise NotImplementedError
+
+
+class SoftmaxAttention(Attention):
+    """softmax(q kᵀ / √d + bias) v over the tokens seen. Vaswani et al. 2017, equation 1."""
+
+    def forward(self, x, rotation, mask, padding, cache, layer):
+        q, k, v = (self.heads(x, projection) for projection in (self.q_proj, self.k_proj, self.v_proj))
         if rotation is not None:
-            q, k = rotate(q, *rotation), rotate(k, *rotation)
+            q, k = rotate(q, *rotation, self.layout), rotate(k, *rotation, self.layout)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, heads, T, head_dim)
         if cache is not None:
             k, v = cache.update(layer, k, v)
@@ -69,3 +92,35 @@ class SoftmaxAttention(nn.Module):
         is_causal = mask is None and q.shape[-2] > 1
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=True)
         return self.o_proj(out.transpose(1, 2).flatten(-2))
+
+
+class LinearAttention(Attention):
+    """φ(q) Σ φ(k)ᵀv / φ(q) Σ φ(k) with φ = elu + 1. Katharopoulos et al. 2020, equation 9.
+
+    The cache keeps the two sums, not keys and values: the cost of a token does not grow with those seen. Rotations
+    act in the numerator only (Su et al. 2021, equation 19): rotated weights may be negative, and so may their sum.
+    """
+
+    def forward(self, x, rotation, mask, padding, cache, layer):
+        q, k, v = (self.heads(x, projection) for projection in (self.q_proj, self.k_proj, self.v_proj))
+        groups = q.shape[-2] // k.shape[-2]
+        q, k, v = F.elu(q) + 1, (F.elu(k) + 1).repeat_interleave(groups, dim=-2), v.repeat_interleave(groups, dim=-2)
+        if padding is not None:
+            k = k.masked_fill(padding[..., None, None], 0.0)
+        turned_q, turned_k = q, k
+        if rotation is not None:
+            turned_q, turned_k = rotate(q, *rotation, self.layout), rotate(k, *rotation, self.layout)
+        q, k, v, turned_q, turned_k = (t.transpose(1, 2) for t in (q, k, v, turned_q, turned_k))  # (B, heads, T, d)
+        weights = (turned_q @ turned_k.mT).tril()
+        numerator, key_sums = weights @ v, k.cumsum(dim=-2)
+        if cache is not None:
+            states, sums = cache.layers.get(layer, (0.0, 0.0))  # Σ φ(k)ᵀv (B, heads, d, d), Σ φ(k) (B, heads, 1, d)
+            if cache.length:
+                numerator, key_sums = numerator + turned_q @ states, key_sums + sums
+            cache.layers[layer] = (states + turned_k.mT @ v, key_sums[..., -1:, :])
+        normalizer = (q * key_sums).sum(dim=-1, keepdim=True)
+        # a row of padding has seen nothing: 0 / 0
+        return self.o_proj((numerator / normalizer.clamp(min=1e-6)).transpose(1, 2).flatten(-2))
+
+
+ATTENTIONS = {"softmax": SoftmaxAttention, "linear": LinearAttention}

@@ -5,16 +5,16 @@ from torch import Tensor
 
 
 class Cache:
-    """Keys and values of all layers, so that a token's are computed once.
+    """Keys and values of all layers, so that a token's are computed once; or the sums that linear attention keeps.
 
     `length` is the single truth of how many tokens were seen: what lies past it is scratch. The Transformer
-    advances it once a pass; setting it back forgets the tokens after it.
+    advances it once a pass. Setting it back forgets the tokens after it, but for the sums, which cannot forget.
     """
 
     def __init__(self):
         self.length = 0
         self.positions: Tensor | None = None  # (≥ length,), or (batch, ≥ length) where rows have their own
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # what a layer's attention keeps, rows of the batch first
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Stores k (rotated) and v of shape (batch, heads, T, head_dim) from `length` on.
@@ -22,11 +22,11 @@ class Cache:
         Returns all keys and all values, each (batch, heads, length + T, head_dim).
         """
         end = self.length + k.shape[-2]
-        if layer not in self._layers or end > self._layers[layer][0].shape[-2]:
-            self._layers[layer] = tuple(
-                self._grown(old, new, end) for old, new in zip(self._layers.get(layer, (None, None)), (k, v))
+        if layer not in self.layers or end > self.layers[layer][0].shape[-2]:
+            self.layers[layer] = tuple(
+                self._grown(old, new, end) for old, new in zip(self.layers.get(layer, (None, None)), (k, v))
             )
-        keys, values = self._layers[layer]
+        keys, values = self.layers[layer]
         keys[..., self.length : end, :] = k
         values[..., self.length : end, :] = v
         return keys[..., :end, :], values[..., :end, :]
@@ -46,9 +46,8 @@ class Cache:
 
     def repeat(self, times: int) -> None:
         """Repeats every row of the batch: one prefill serves many samples."""
-        self._layers = {
-            layer: tuple(t[..., : self.length, :].repeat_interleave(times, dim=0) for t in pair)
-            for layer, pair in self._layers.items()
+        self.layers = {
+            layer: tuple(kept.repeat_interleave(times, dim=0) for kept in pair) for layer, pair in self.layers.items()
         }
         if self.positions is not None and self.positions.dim() == 2:
             self.positions = self.positions.repeat_interleave(times, dim=0)

@@ -58,12 +58,15 @@ def find_checkpoint(folder: Path) -> Path:
     return complete[-1].parent
 
 
-def load_checkpoint(folder: Path, dtype: torch.dtype = torch.float32) -> Transformer:
+def load_checkpoint(
+    folder: Path, dtype: torch.dtype = torch.float32, position_options: dict | None = None
+) -> Transformer:
     """The model of a checkpoint folder, ours or any Hugging Face Llama's, on the CPU, with weights in `dtype`.
 
+    position_options replace those the model was trained with: {"scaling": {…}} reaches past its trained length.
     Raises InputError naming the file where one is missing, cut short, damaged, or not what its config says.
     """
-    model = Transformer(_read_config(folder), seed=None)
+    model = Transformer(_read_config(folder, position_options or {}), seed=None)
     wanted = model.state_dict()
     tensors: dict[str, Tensor] = {}
     for file in _weight_files(folder):
@@ -131,19 +134,18 @@ def _config_json(config: ModelConfig, files: dict[str, str]) -> dict:
     }
 
 
-def _read_config(folder: Path) -> ModelConfig:
+def _read_config(folder: Path, position_options: dict) -> ModelConfig:
     file = folder / "config.json"
     stored = read_json(file)
     for key, value in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
         if stored.get(key, value) != value:
             raise InputError(f"{file}: {key} is {stored[key]!r}, only {value!r} is known here")
-    if "position" not in stored:
-        stored = {**LLAMA_DEFAULTS, **stored, "position": _llama_position(file, stored)}
-    for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
-        if stored.get(key) is None:
-            raise InputError(f"{file}: has no {key}")
+    position = stored["position"] if "position" in stored else _llama_position(file, stored)
+    if position_options and isinstance(position, dict):
+        position = position | position_options
     try:
-        return ModelConfig(**{key: stored[key] for key in ModelConfig.model_fields if key in stored})
+        values = {key: stored[key] for key in ModelConfig.model_fields if key in stored}
+        return ModelConfig(**values | {"position": position})
     except ValidationError as error:
         raise InputError(f"{file}: {one_line(error)}") from error
 
@@ -151,11 +153,11 @@ def _read_config(folder: Path) -> ModelConfig:
 def _llama_position(file: Path, stored: dict) -> dict:
     if stored.get("model_type") != "llama":
         raise InputError(f"{file}: model_type is {stored.get('model_type')!r}, only 'llama' can be read")
-    rope = {**stored, **(stored.get("rope_scaling") or {}), **(stored.get("rope_parameters") or {})}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise InputError(f"{file}: rope_type is {kind!r}, only 'default' can be read")
-    return {"scheme": "rope", "base": rope.get("rope_theta", 10000.0)}
+    rope = {**(stored.get("rope_scaling") or {}), **(stored.get("rope_parameters") or {})}
+    base = rope.pop("rope_theta", stored.get("rope_theta", 10000.0))
+    rope_type = rope.pop("rope_type", rope.pop("type", "default"))
+    scaling = None if rope_type == "default" else {"rope_type": rope_type, **rope}
+    return {"scheme": "rope", "base": base, "scaling": scaling}
 
 
 def _weight_files(folder: Path) -> list[Path]:

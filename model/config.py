@@ -1,6 +1,9 @@
 """What a model is: its shape, and the options of its positional scheme."""
 
-from pydantic import PositiveFloat, PositiveInt, SerializeAsAny, ValidationInfo, field_validator, model_validator
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, SerializeAsAny, ValidationInfo
+from pydantic import field_validator, model_validator
 
 from base import FrozenConfig
 
@@ -11,6 +14,20 @@ class PositionConfig(FrozenConfig):
     scheme: str
     """name in the registry of model/position.py"""
 
+    @property
+    def pair_layout(self) -> str:
+        """Which channels form a pair where the scheme rotates: half or interleaved."""
+        return "half"
+
+    @property
+    def learning_rate_scale(self) -> float:
+        """Learning rate of the scheme's own parameters against that of the model."""
+        return 1.0
+
+    def acts_in(self, layer: int) -> bool:
+        """Whether the scheme's rotation and bias reach this layer, counted from 0."""
+        return True
+
     def check(self, model: "ModelConfig") -> None:
         """Raises ValueError where the scheme cannot work with the model's shape."""
 
@@ -20,15 +37,20 @@ class PositionConfig(FrozenConfig):
 
 
 class NoneConfig(PositionConfig):
-    """No positions: in `transformers`, a SmolLM3 whose layers all go without rotation."""
+    """No positions."""
 
     def transformers_keys(self, model):
-        return {
-            "model_type": "smollm3",
-            "architectures": ["SmolLM3ForCausalLM"],
-            "no_rope_layers": [0] * model.num_hidden_layers,
-            "use_sliding_window": False,
-        }
+        return smollm3_keys([0] * model.num_hidden_layers)
+
+
+def smollm3_keys(rotated: list[int]) -> dict:
+    """A Llama in which the layers marked 0 go without rotation is called SmolLM3 in `transformers`."""
+    return {
+        "model_type": "smollm3",
+        "architectures": ["SmolLM3ForCausalLM"],
+        "no_rope_layers": rotated,
+        "use_sliding_window": False,
+    }
 
 
 class SinusoidalConfig(PositionConfig):
@@ -44,35 +66,190 @@ class SinusoidalConfig(PositionConfig):
             raise ValueError(f"sinusoidal needs an even model.hidden_size, got {model.hidden_size}")
 
 
-class LearnedThetaConfig(PositionConfig):
-    """Options of rotary embeddings with trained θ: the ladder that training starts from."""
+class LearnedConfig(PositionConfig):
+    """Options of a learned table of absolute positions (BERT, GPT-2)."""
+
+    max_length: PositiveInt | None = None
+    """rows of the table; a position past its end is an error. null: max_position_embeddings"""
+
+    def check(self, model):
+        if self.max_length is not None and self.max_length < model.max_position_embeddings:
+            raise ValueError(
+                f"position.max_length {self.max_length} is less than max_position_embeddings "
+                f"{model.max_position_embeddings}"
+            )
+
+
+class LayeredConfig(PositionConfig):
+    """Options of a scheme that acts inside the layers, in all of them or in some."""
+
+    every: PositiveInt | Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = 1
+    """k: acts in every k-th layer, that is k − 1, 2k − 1 …, counted from 0; or the list of layers it acts in"""
+
+    def acts_in(self, layer):
+        return layer in self.every if isinstance(self.every, tuple) else (layer + 1) % self.every == 0
+
+    def check(self, model):
+        if not any(map(self.acts_in, range(model.num_hidden_layers))):
+            raise ValueError(f"position.every {self.every} names none of the {model.num_hidden_layers} layers")
+        if isinstance(self.every, tuple) and max(self.every) >= model.num_hidden_layers:
+            raise ValueError(f"position.every {list(self.every)} goes past layer {model.num_hidden_layers - 1}")
+
+
+class BiasConfig(LayeredConfig):
+    """Options of a scheme that adds a bias to the scores: ALiBi has no others."""
+
+    def check(self, model):
+        super().check(model)
+        if model.attention != "softmax":
+            raise ValueError(f"attention {model.attention!r} has no scores for the bias of position {self.scheme!r}")
+
+
+class T5Config(BiasConfig):
+    """Options of T5's relative position bias (Raffel et al. 2020)."""
+
+    num_buckets: Annotated[int, Field(ge=4, multiple_of=2)] = 32
+    """half of them for single distances, half for ranges that grow with the distance"""
+    max_distance: PositiveInt = 128
+    """distances from here on share the last bucket"""
+
+    def check(self, model):
+        super().check(model)
+        if self.max_distance <= self.num_buckets // 2:
+            raise ValueError(f"position.max_distance {self.max_distance} is not above half of position.num_buckets")
+
+
+class RotaryConfig(LayeredConfig):
+    """Options that all rotary schemes share."""
 
     base: PositiveFloat = 10000.0
     """θ_i = base^(−2i / head_dim), radians per token"""
+    layout: Literal["half", "interleaved"] = "half"
+    """pairs: channels i and i + d/2 (Hugging Face's Llama), or 2i and 2i + 1 (the paper, Meta's Llama)"""
+
+    @property
+    def pair_layout(self):
+        return self.layout
 
     def check(self, model):
+        super().check(model)
         if model.head_dim % 2:
             raise ValueError(f"{self.scheme} rotates pairs: model.head_dim must be even, got {model.head_dim}")
 
 
-class RopeConfig(LearnedThetaConfig):
+class LearnedThetaConfig(RotaryConfig):
+    """Options of rotary embeddings with trained θ, from the fixed ladder on."""
+
+    per_layer: bool = False
+    """a set of θ for each layer; else one for all"""
+    learning_rate_multiplier: PositiveFloat = 1.0
+    """learning rate of log θ against that of the model"""
+
+    @property
+    def learning_rate_scale(self):
+        return self.learning_rate_multiplier
+
+
+class ScalingConfig(FrozenConfig):
+    """Stretches rotary frequencies, so that a model reaches past the length it was trained on."""
+
+    factor: Annotated[float, Field(ge=1)]
+    """s: how many times longer"""
+    original_max_position_embeddings: PositiveInt | None = None
+    """L: the length trained without scaling; null: max_position_embeddings"""
+
+
+class LinearScalingConfig(ScalingConfig):
+    """θ / s: position interpolation (Chen et al. 2023)."""
+
+    rope_type: Literal["linear"]
+    """name of the method"""
+
+
+class NtkScalingConfig(ScalingConfig):
+    """base · s^(d / (d − 2)): "NTK-aware" scaling (bloc97, 2023)."""
+
+    rope_type: Literal["ntk"]
+    """name of the method"""
+
+
+class YarnScalingConfig(ScalingConfig):
+    """Slow pairs get θ / s, fast ones keep θ, with a ramp between (Peng et al. 2023)."""
+
+    rope_type: Literal["yarn"]
+    """name of the method"""
+    beta_fast: PositiveFloat = 32.0
+    """pairs with more turns than this within L keep θ"""
+    beta_slow: PositiveFloat = 1.0
+    """pairs with fewer turns than this within L get θ / s"""
+    attention_factor: PositiveFloat | None = None
+    """multiplies cos and sin; null: 0.1 ln s + 1"""
+
+
+class Llama3ScalingConfig(ScalingConfig):
+    """Long waves get θ / s, short ones keep θ, with a blend between (Llama 3.1, 2024)."""
+
+    rope_type: Literal["llama3"]
+    """name of the method"""
+    low_freq_factor: PositiveFloat = 1.0
+    """waves longer than L / this get θ / s"""
+    high_freq_factor: PositiveFloat = 4.0
+    """waves shorter than L / this keep θ"""
+
+
+AnyScaling = Annotated[
+    LinearScalingConfig | NtkScalingConfig | YarnScalingConfig | Llama3ScalingConfig,
+    Field(discriminator="rope_type"),
+]
+
+
+class RopeConfig(RotaryConfig):
     """Options of rotary embeddings (Su et al. 2021)."""
 
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """share of the pairs of a head that turn"""
+    partial: Literal["neox", "p_rope"] = "neox"
+    """fraction < 1: neox spreads the whole ladder over the first channels, p_rope stops its slowest pairs"""
+    scaling: AnyScaling | None = None
+    """null, or {rope_type: linear | ntk | yarn | llama3, factor: s, …}"""
+
+    def check(self, model):
+        super().check(model)
+        if self.turning_pairs(model) < 1:
+            raise ValueError(f"position.fraction {self.fraction} of head_dim {model.head_dim} leaves no pair to turn")
+
+    def turning_pairs(self, model: "ModelConfig") -> int:
+        """Pairs of a head that turn."""
+        return int(self.fraction * model.head_dim / 2)
+
     def transformers_keys(self, model):
-        # version 4 reads rope_theta and silently ignores rope_parameters, version 5 reads either
+        if self.layout != "half" or self.turning_pairs(model) < model.head_dim // 2:
+            return {}  # its Llama would silently rotate whole heads in halves
+        base, scaling = self.base, {"rope_type": "default"}
+        if isinstance(self.scaling, NtkScalingConfig):  # which is nothing but another base
+            base *= self.scaling.factor ** (model.head_dim / (model.head_dim - 2))
+        elif self.scaling is not None:
+            length = self.scaling.original_max_position_embeddings or model.max_position_embeddings
+            scaling = self.scaling.model_dump(exclude_none=True) | {"original_max_position_embeddings": length}
+        layers = [int(self.acts_in(layer)) for layer in range(model.num_hidden_layers)]
+        llama = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
         return {
-            "model_type": "llama",
-            "architectures": ["LlamaForCausalLM"],
-            "rope_theta": self.base,
-            "rope_parameters": {"rope_type": "default", "rope_theta": self.base},
+            **(llama if all(layers) else smollm3_keys(layers)),
+            # version 4 reads rope_theta and rope_scaling and silently ignores rope_parameters, version 5 reads all
+            "rope_theta": base,
+            **({} if self.scaling is None or base != self.base else {"rope_scaling": scaling}),
+            "rope_parameters": {"rope_theta": base, **scaling},
         }
 
 
 POSITION_CONFIGS: dict[str, type[PositionConfig]] = {
     "none": NoneConfig,
     "sinusoidal": SinusoidalConfig,
+    "learned": LearnedConfig,
     "rope": RopeConfig,
     "learned_theta": LearnedThetaConfig,
+    "alibi": BiasConfig,
+    "t5": T5Config,
 }
 
 
@@ -118,6 +295,8 @@ class ModelConfig(FrozenConfig):
     """standard deviation of the initial weights"""
     tie_word_embeddings: bool = True
     """one matrix for the token embeddings and the output"""
+    attention: Literal["softmax", "linear"] = "softmax"
+    """softmax over the scores, or linear attention with elu + 1 (Katharopoulos et al. 2020)"""
     position: SerializeAsAny[PositionConfig] = RopeConfig(scheme="rope")
     """positional scheme: a name, or a mapping of scheme and its options"""
 

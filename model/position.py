@@ -4,18 +4,21 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from model.config import ModelConfig
+from model.scaling import SCALINGS
 
 
 class Position(nn.Module):
-    """The scheme `none`, and the seam: what a scheme may contribute, and that this one contributes nothing.
+    """The scheme `none`, and the seam: the three things a scheme may contribute, of which this one does nothing.
 
     Positions are integers counted from 0; a negative one marks padding. Results are functions of the positions
     alone: they are computed in float64 and cast to float32 at the end, whatever dtype the model or autocast has.
     """
 
     max_length: int | None = None  # number of positions the scheme knows; None: any
+    per_layer: bool = False  # whether rotation() has a leading dimension of num_hidden_layers
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -32,6 +35,10 @@ class Position(nn.Module):
         """(…, heads, Tq, Tk), to be added to the scores after 1/√d, from (…, Tq) and (…, Tk)."""
         return None
 
+    def metrics(self) -> dict:
+        """What is worth a look during training, as JSON-ready values for the rows of metrics.jsonl."""
+        return {}
+
     def _apply(self, fn, recurse=True):
         # A model's .bfloat16() reaches its position parameters too; they follow to the device but stay float32.
         def keep_dtype(tensor):
@@ -41,19 +48,19 @@ class Position(nn.Module):
         return super()._apply(keep_dtype, recurse)
 
 
-def log_inverse_frequencies(dim: int, base: float, device=None) -> Tensor:
-    """(dim / 2,) float64: log θ_i = −(2i / dim) log base. θ_0 = 1 rad per token turns fastest."""
-    return torch.arange(0, dim, 2, dtype=torch.float64, device=device) * (-math.log(base) / dim)
+def ladder(dim: int, base: float, device=None) -> Tensor:
+    """(dim / 2,) float64: θ_i = base^(−2i / dim) in radians per token; θ_0 = 1 turns fastest."""
+    return base ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
 
 
-def angles(positions: Tensor, inverse_frequencies: Tensor) -> Tensor:
-    """(…, T, n) float64 angles in radians, of (…, T) positions and (n,) radians per token."""
-    return positions.to(inverse_frequencies.device, torch.float64)[..., None] * inverse_frequencies
+def phases(positions: Tensor, theta: Tensor) -> Tensor:
+    """(…, n) float64 angles in radians: each of positions (…) times each of theta (n,)."""
+    return positions.to(theta.device, torch.float64)[..., None] * theta
 
 
-def angle_device(device: torch.device) -> torch.device | str:
-    """Where the angles of a model on `device` are computed: Apple's GPUs have no float64."""
-    return "cpu" if device.type == "mps" else device
+def phase_device(positions: Tensor) -> torch.device:
+    """Where angles of these positions can be computed: Apple's GPUs have no float64."""
+    return torch.device("cpu") if positions.device.type == "mps" else positions.device
 
 
 class SinusoidalPosition(Position):
@@ -69,12 +76,24 @@ class SinusoidalPosition(Position):
         self.scale = math.sqrt(2) * (config.position.rms or config.initializer_range)
 
     def embedding(self, positions):
-        inverse_frequencies = log_inverse_frequencies(
-            self.hidden_size, self.base, angle_device(positions.device)
-        ).exp()
-        phases = angles(positions, inverse_frequencies)
-        waves = torch.stack((phases.sin(), phases.cos()), dim=-1).flatten(-2)
+        phi = phases(positions, ladder(self.hidden_size, self.base, phase_device(positions)))
+        waves = torch.stack((phi.sin(), phi.cos()), dim=-1).flatten(-2)
         return (self.scale * waves).float().to(positions.device)
+
+
+class LearnedPosition(Position):
+    """A trained vector for each position. Devlin et al. 2019 (BERT); Radford et al. 2019 (GPT-2).
+
+    Initialized as the token embeddings are, so that neither drowns the other. There is none past the table's end.
+    """
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.max_length = config.position.max_length or config.max_position_embeddings
+        self.table = skip_init(nn.Embedding, self.max_length, config.hidden_size)
+
+    def embedding(self, positions):
+        return self.table(positions.clamp(min=0))  # padding, at negative positions, is seen by nobody
 
 
 class RotaryPosition(Position):
@@ -82,18 +101,29 @@ class RotaryPosition(Position):
 
     def __init__(self, config):
         super().__init__(config)
-        self.head_dim, self.base = config.head_dim, config.position.base
+        self.config = config
 
-    def log_theta(self, device=None) -> Tensor:
-        """(head_dim / 2,) float64 logarithms of the radians per token of each pair."""
-        return log_inverse_frequencies(self.head_dim, self.base, device)
+    def theta(self, device) -> tuple[Tensor, float]:
+        """(pairs,) float64 radians per token, and the factor on cos and sin, after partial rotation and scaling."""
+        options = self.config.position
+        dim, turning = self.config.head_dim, options.turning_pairs(self.config)
+        if options.partial == "neox":
+            dim = 2 * turning
+        theta, factor = ladder(dim, options.base, device), 1.0
+        if options.scaling is not None:
+            length = options.scaling.original_max_position_embeddings or self.config.max_position_embeddings
+            scale = SCALINGS[options.scaling.rope_type]
+            theta, factor = scale(theta, options.scaling, dim, options.base, length)
+        theta[turning:] = 0.0  # p-RoPE: the slowest pairs stand still (Barbero et al. 2024)
+        return theta, factor
 
     def rotation(self, positions):
-        phases = angles(positions, self.log_theta(angle_device(positions.device)).exp())
-        return phases.cos().float().to(positions.device), phases.sin().float().to(positions.device)
+        theta, factor = self.theta(phase_device(positions))
+        phi = phases(positions, theta)
+        return (factor * phi.cos()).float().to(positions.device), (factor * phi.sin()).float().to(positions.device)
 
 
-class LearnedThetaPosition(RotaryPosition):
+class LearnedThetaPosition(Position):
     """Rotary embeddings whose θ are trained, from the fixed ladder on.
 
     The parameter is Δ log θ, the drift from the ladder: in the logarithm no step can turn a frequency's sign,
@@ -102,17 +132,72 @@ class LearnedThetaPosition(RotaryPosition):
 
     def __init__(self, config):
         super().__init__(config)
-        self.log_theta_drift = nn.Parameter(torch.zeros(config.head_dim // 2))
+        self.head_dim, self.base, self.per_layer = config.head_dim, config.position.base, config.position.per_layer
+        layers = (config.num_hidden_layers,) if self.per_layer else ()
+        self.log_theta_drift = nn.Parameter(torch.zeros(*layers, config.head_dim // 2))
 
-    def log_theta(self, device=None):
-        return super().log_theta(device) + self.log_theta_drift.to(device, torch.float64)
+    def rotation(self, positions):
+        device = phase_device(positions)
+        theta = ladder(self.head_dim, self.base, device) * self.log_theta_drift.to(device, torch.float64).exp()
+        phi = torch.stack([phases(positions, row) for row in theta]) if self.per_layer else phases(positions, theta)
+        return phi.cos().float().to(positions.device), phi.sin().float().to(positions.device)
+
+    def metrics(self):
+        return {"theta_drift": self.log_theta_drift.detach().abs().tolist()}
+
+
+class AlibiPosition(Position):
+    """A penalty that grows with the distance, at a slope of its own for each head. Press et al. 2022, section 3."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.num_heads = config.num_attention_heads
+
+    @staticmethod
+    def slopes(num_heads: int) -> list[float]:
+        """2^(−8h / H) for H heads, a power of two; else those of the next lower one, then every other of its double."""
+        power = 2 ** int(math.log2(num_heads))
+        of_power, of_double = ([2 ** (-8 * h / n) for h in range(1, n + 1)] for n in (power, 2 * power))
+        return of_power + of_double[0::2][: num_heads - power]
+
+    def bias(self, q_positions, k_positions):
+        slopes = torch.tensor(self.slopes(self.num_heads), device=q_positions.device)
+        distance = q_positions[..., None, :, None] - k_positions[..., None, None, :]
+        return -slopes[:, None, None] * distance
+
+
+class T5Position(Position):
+    """A trained bias for each head and bucket of distances, shared by all layers. Raffel et al. 2020, section 2.1.
+
+    Unlike T5 the scores keep their 1/√d.
+    """
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.num_buckets, self.max_distance = config.position.num_buckets, config.position.max_distance
+        self.table = skip_init(nn.Embedding, self.num_buckets, config.num_attention_heads)
+
+    @staticmethod
+    def buckets(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
+        """Bucket of each distance ≥ 0: its own for those below num_buckets / 2, then logarithmic ranges."""
+        exact = num_buckets // 2
+        log_ratio = (distance.clamp(min=1).double() / exact).log() / math.log(max_distance / exact)
+        ranges = exact + (log_ratio * (num_buckets - exact)).long()
+        return torch.where(distance < exact, distance, ranges.clamp(max=num_buckets - 1))
+
+    def bias(self, q_positions, k_positions):
+        distance = (q_positions[..., :, None] - k_positions[..., None, :]).clamp(min=0)  # the future is masked anyway
+        return self.table(self.buckets(distance, self.num_buckets, self.max_distance)).movedim(-1, -3)
 
 
 POSITIONS: dict[str, type[Position]] = {
     "none": Position,
     "sinusoidal": SinusoidalPosition,
+    "learned": LearnedPosition,
     "rope": RotaryPosition,
     "learned_theta": LearnedThetaPosition,
+    "alibi": AlibiPosition,
+    "t5": T5Position,
 }
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention import SoftmaxAttention, causal_mask
+from model.attention import ATTENTIONS, causal_mask
 from model.cache import Cache
 from model.config import ModelConfig
 from model.position import build_position
@@ -36,7 +36,7 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.input_layernorm = RMSNorm(config)
-        self.self_attn = SoftmaxAttention(config)
+        self.self_attn = ATTENTIONS[config.attention](config)
         self.post_attention_layernorm = RMSNorm(config)
         self.mlp = SwiGLU(config)
 
@@ -112,12 +112,14 @@ class Transformer(nn.Module):
         """(B, T, hidden_size) after the last norm; arguments as in `forward`."""
         start = 0 if cache is None else cache.length
         length = start + input_ids.shape[-1]
-        limit = self.position.max_length
-        if limit is not None and length > limit:
-            raise IndexError(f"{length} positions, but {self.config.position.scheme} has {limit}")
-        default_positions = positions is None
-        if default_positions:
-            positions = torch.arange(start, length, device=input_ids.device)
+        padding = None if positions is None else positions < 0
+        causal = positions is None and (start == 0 or length == start + 1)  # SDPA needs no mask for these
+        if positions is None:
+            positions, last = torch.arange(start, length, device=input_ids.device), length - 1
+        else:
+            last = int(positions.max())
+        if self.position.max_length is not None and last >= self.position.max_length:
+            raise IndexError(f"position {last} lies past the table of {self.position.max_length} positions")
         k_positions = positions if cache is None else cache.key_positions(positions)
 
         x = self.embed_tokens(input_ids)
@@ -126,15 +128,17 @@ class Transformer(nn.Module):
             x = x + embedding.to(x.dtype)
         rotation = self.position.rotation(positions)
         bias = self.position.bias(positions, k_positions)
-        plain = default_positions and (start == 0 or length == start + 1)  # SDPA needs no mask to do this right
-        mask = None if plain and bias is None else causal_mask(positions, k_positions)
+        mask = None if causal and bias is None else causal_mask(positions, k_positions)
         if mask is not None and mask.dim() == 3:
             mask = mask.unsqueeze(-3)  # one mask for all heads
-        if bias is not None:
-            mask = torch.where(mask, bias, float("-inf")).to(x.dtype)
+        biased = mask if bias is None else torch.where(mask, bias, float("-inf")).to(x.dtype)
 
         for layer, block in enumerate(self.layers):
-            x = block(x, rotation, mask, cache, layer)
+            if self.config.position.acts_in(layer):
+                turn = tuple(t[layer] for t in rotation) if self.position.per_layer else rotation
+                x = block(x, turn, biased, padding, cache, layer)
+            else:
+                x = block(x, None, mask, padding, cache, layer)
         if cache is not None:
             cache.length = length
         return self.norm(x)

@@ -29,16 +29,18 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 def build_optimizer(model: Transformer, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW (Loshchilov & Hutter 2019) that decays matrices only: no norm, embedding or position parameter."""
-    matrices = {
-        module.weight
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and not name.startswith("position")
-    }
-    rest = [parameter for parameter in model.parameters() if parameter not in matrices]
+    position = list(model.position.parameters())
+    matrices = [module.weight for module in model.layers.modules() if isinstance(module, nn.Linear)]
+    if not model.config.tie_word_embeddings:
+        matrices.append(model.lm_head.weight)
+    taken = {id(parameter) for parameter in position + matrices}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in taken]
     groups = [
-        {"params": [p for p in model.parameters() if p in matrices], "weight_decay": config.weight_decay},
-        {"params": rest, "weight_decay": 0.0},
+        {"params": matrices, "weight_decay": config.weight_decay, "scale": 1.0},
+        {"params": rest, "weight_decay": 0.0, "scale": 1.0},
+        {"params": position, "weight_decay": 0.0, "scale": model.config.position.learning_rate_scale},
     ]
+    groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
 
 
@@ -66,7 +68,7 @@ def optimizer_step(
     mean = loss.item() if torch.isfinite(norm) else math.nan
     if math.isfinite(mean):
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["scale"]
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return mean

@@ -1,0 +1,103 @@
+"""Scaled rotary frequencies against published numbers and against transformers' own functions."""
+
+import math
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from model.config import ModelConfig
+from model.position import build_position, ladder
+
+# d = 64, base 10,000, L = 2,048, s = 4, computed in float64 by an independent program
+REFERENCE = {
+    "linear": {0: 0.25, 1: 0.18747355233311397, 8: 0.025, 16: 0.0025, 31: 3.33380358040831e-05},
+    "ntk": {0: 1.0, 1: 0.7170983281048126, 8: 0.06992454992116262, 16: 0.004889442681677164, 31: 3.3338035804083106e-05},
+    "yarn": {8: 0.1, 9: 0.0706631081870968, 16: 0.005384615384615384, 20: 0.0009730085108210397, 31: 3.33380358040831e-05},
+}
+SETTINGS = [  # head_dim, base, factor, original length
+    (64, 10000.0, 4.0, 2048),
+    (64, 10000.0, 16.0, 4096),
+    (128, 500000.0, 8.0, 8192),
+    (128, 10000.0, 2.0, 256),
+    (32, 10000.0, 4.0, 256),
+    (80, 1000000.0, 32.0, 32768),
+    (16, 100.0, 3.0, 64),
+]
+
+
+def scaled(head_dim, base, length, **scaling):
+    config = ModelConfig(
+        vocab_size=8,
+        hidden_size=head_dim,
+        num_attention_heads=1,
+        max_position_embeddings=length,
+        position={"scheme": "rope", "base": base, "scaling": scaling},
+    )
+    return build_position(config).theta("cpu")
+
+
+@pytest.mark.parametrize("rope_type", REFERENCE)
+def test_frequencies_are_those_computed_independently(rope_type):
+    theta, _ = scaled(64, 10000.0, 2048, rope_type=rope_type, factor=4)
+    for pair, expected in REFERENCE[rope_type].items():
+        assert theta[pair].item() == pytest.approx(expected, rel=1e-13)
+
+
+def test_yarn_keeps_fast_pairs_and_its_factor_multiplies_cos_and_sin():
+    """The ramp the wrong way round would slow down the fast pairs and leave the slow ones."""
+    theta, factor = scaled(64, 10000.0, 2048, rope_type="yarn", factor=4)
+    plain = ladder(64, 10000.0)
+    assert torch.equal(theta[:9], plain[:9]) and torch.allclose(theta[21:], plain[21:] / 4, rtol=1e-14)
+    assert factor == pytest.approx(1.138629436111989, rel=1e-14)
+
+
+def test_a_yarn_ramp_that_starts_before_the_first_pair():
+    theta, _ = scaled(32, 10000.0, 256, rope_type="yarn", factor=4)
+    expected = {0: 1.0, 1: 0.5020904689199546, 4: 0.05714285714285715, 6: 0.011293848786315641, 15: 4.445698525097307e-05}
+    assert {pair: theta[pair].item() for pair in expected} == pytest.approx(expected, rel=1e-13)
+
+
+def test_llama3_blends_six_pairs_between_twenty_nine_of_each_kind():
+    theta, factor = scaled(128, 500000.0, 8192, rope_type="llama3", factor=8)
+    blend = [0.002166570763503359, 0.0013718935677611381, 0.0008567514129196321]
+    blend += [0.0005248461609929547, 0.00031269375038406517, 0.0001785078127679964]
+    plain = ladder(128, 500000.0)
+    assert torch.equal(theta[:29], plain[:29]) and factor == 1.0
+    assert theta[29:35].tolist() == pytest.approx(blend, rel=1e-13)
+    assert torch.allclose(theta[35:], plain[35:] / 8, rtol=1e-14)
+
+
+@pytest.mark.parametrize("head_dim, base, factor, length", SETTINGS)
+@pytest.mark.parametrize("rope_type", ["linear", "yarn", "llama3"])
+def test_frequencies_are_those_of_transformers(rope_type, head_dim, base, factor, length):
+    options = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if rope_type == "llama3" else {}
+    reference = LlamaConfig(
+        hidden_size=head_dim,
+        num_attention_heads=1,
+        head_dim=head_dim,
+        max_position_embeddings=length,
+        rope_parameters={
+            "rope_type": rope_type,
+            "rope_theta": base,
+            "factor": factor,
+            "original_max_position_embeddings": length,
+            **options,
+        },
+    )
+    expected, expected_factor = ROPE_INIT_FUNCTIONS[rope_type](reference, torch.device("cpu"))
+    theta, attention_factor = scaled(head_dim, base, length, rope_type=rope_type, factor=factor, **options)
+    assert torch.allclose(theta.float(), expected, rtol=2e-6, atol=0)  # transformers computes in float32
+    assert attention_factor == pytest.approx(expected_factor, rel=1e-12)
+
+
+def test_the_original_length_may_differ_from_the_context():
+    inside, _ = scaled(64, 10000.0, 8192, rope_type="yarn", factor=4, original_max_position_embeddings=2048)
+    assert torch.equal(inside, scaled(64, 10000.0, 2048, rope_type="yarn", factor=4)[0])
+
+
+def test_ntk_is_another_base():
+    theta, _ = scaled(64, 10000.0, 2048, rope_type="ntk", factor=4)
+    assert torch.allclose(theta, ladder(64, 10000.0 * 4 ** (64 / 62)), rtol=1e-13)
+    assert math.isclose(10000.0 * 4 ** (64 / 62), 41829.36592889948, rel_tol=1e-14)

@@ -1,0 +1,278 @@
+"""What each scheme adds, against written-out values; what all schemes share is tested over the registry elsewhere."""
+
+import math
+
+import pytest
+import torch
+import transformers
+from pydantic import ValidationError
+
+from base import InputError
+from model.attention import rotate
+from model.cache import Cache
+from model.checkpoint import load_checkpoint, save_checkpoint
+from model.config import ModelConfig
+from model.position import AlibiPosition, T5Position, build_position, ladder
+from model.transformer import Transformer
+
+SLOPES = {  # Press et al. 2022, and the authors' rule where the heads are no power of two
+    1: [0.00390625],
+    3: [0.0625, 0.00390625, 0.25],
+    4: [0.25, 0.0625, 0.015625, 0.00390625],
+    6: [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125],
+    12: [0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625, 0.0078125, 0.00390625]
+    + [0.7071067811865476, 0.35355339059327384, 0.17677669529663695, 0.08838834764831849],
+}
+FIRST_DISTANCE_OF_BUCKET = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+
+
+def config(position, **changes) -> ModelConfig:
+    shape = {"vocab_size": 31, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape |= {"num_hidden_layers": 3, "max_position_embeddings": 32}
+    return ModelConfig(**shape | {"position": position} | changes)
+
+
+def model(position, **changes) -> Transformer:
+    """A model whose weights are large enough for positions to matter."""
+    built = Transformer(config(position, **changes), seed=1)
+    with torch.no_grad():
+        for parameter in built.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(8)
+    return built.eval()
+
+
+def ids(*shape) -> torch.Tensor:
+    return torch.randint(31, shape, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_position_past_the_learned_table_is_an_error_with_both_numbers():
+    learned = model({"scheme": "learned", "max_length": 40})
+    cache = Cache()
+    learned(ids(1, 40), cache)
+    with pytest.raises(IndexError, match="position 40 .* table of 40"):
+        learned(ids(1, 1), cache)
+    with pytest.raises(IndexError, match="position 57 .* table of 40"):
+        learned(ids(1, 2), positions=torch.tensor([[56, 57]]))
+
+
+def test_learned_positions_start_as_large_as_token_embeddings():
+    built = Transformer(config("learned", hidden_size=512, max_position_embeddings=512, vocab_size=512))
+    assert built.position.table.weight.std().item() == pytest.approx(built.embed_tokens.weight.std().item(), rel=0.01)
+
+
+@pytest.mark.parametrize("heads", SLOPES)
+def test_alibi_slopes(heads):
+    assert AlibiPosition.slopes(heads) == pytest.approx(SLOPES[heads], rel=1e-15)
+
+
+def test_alibi_bias_is_minus_slope_times_distance():
+    bias = build_position(config("alibi", num_attention_heads=8, num_key_value_heads=8)).bias(*[torch.arange(4)] * 2)
+    assert bias.shape == (8, 4, 4)
+    assert bias[0].tril().tolist() == [[0, 0, 0, 0], [-0.5, 0, 0, 0], [-1, -0.5, 0, 0], [-1.5, -1, -0.5, 0]]
+
+
+def test_t5_buckets_begin_where_t5_has_them():
+    first = torch.tensor(FIRST_DISTANCE_OF_BUCKET)
+    assert T5Position.buckets(first, 32, 128).tolist() == list(range(32))
+    assert T5Position.buckets(first[1:] - 1, 32, 128).tolist() == list(range(31))
+    assert T5Position.buckets(torch.tensor([128, 200, 1000, 10**6]), 32, 128).tolist() == [31] * 4
+
+
+def test_t5_buckets_are_those_of_transformers():
+    distance = torch.arange(300)
+    theirs = transformers.models.t5.modeling_t5.T5Attention._relative_position_bucket(-distance, False, 32, 128)
+    assert torch.equal(T5Position.buckets(distance, 32, 128), theirs)
+
+
+def test_partial_rotation_turns_what_it_names():
+    """neox spreads the ladder over the first channels; p_rope keeps the ladder and stops its slowest pairs."""
+    neox, p_rope = (
+        build_position(config({"scheme": "rope", "fraction": 0.5, "partial": partial}, head_dim=16)).theta("cpu")[0]
+        for partial in ("neox", "p_rope")
+    )
+    assert torch.equal(neox, ladder(8, 10000.0))
+    assert torch.equal(p_rope, torch.cat((ladder(16, 10000.0)[:4], torch.zeros(4))))
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_channels_past_the_rotary_dimension_stay(layout):
+    x = torch.randn(1, 3, 2, 16, generator=torch.Generator().manual_seed(0))
+    phi = torch.arange(3.0)[:, None] * ladder(8, 10000.0).float()
+    turned = rotate(x, phi.cos(), phi.sin(), layout)
+    assert torch.equal(turned[..., 8:], x[..., 8:])
+    assert torch.equal(turned[..., :8], rotate(x[..., :8], phi.cos(), phi.sin(), layout))
+
+
+def test_the_layout_is_kept_by_a_checkpoint_and_never_read_as_the_other(tmp_path):
+    interleaved = model({"scheme": "rope", "layout": "interleaved"})
+    save_checkpoint(tmp_path / "c", interleaved, {})
+    again = load_checkpoint(tmp_path / "c")
+    assert again.config.position.layout == "interleaved"
+    assert torch.equal(again(ids(1, 9)), interleaved(ids(1, 9)))
+    half = model("rope")
+    half.load_state_dict(interleaved.state_dict())
+    assert (half(ids(1, 9)) - interleaved(ids(1, 9))).abs().max() > 0.1
+    with pytest.raises(ValueError, match="whereabouts"):  # transformers has no Llama of this layout
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        {"scheme": "rope", "scaling": {"rope_type": "linear", "factor": 2}},
+        {"scheme": "rope", "scaling": {"rope_type": "ntk", "factor": 2}},
+        {"scheme": "rope", "scaling": {"rope_type": "yarn", "factor": 4}},
+        {"scheme": "rope", "scaling": {"rope_type": "llama3", "factor": 4, "original_max_position_embeddings": 16}},
+        {"scheme": "rope", "every": [0, 2]},
+        {"scheme": "rope", "every": 2, "base": 500.0},
+    ],
+    ids=str,
+)
+def test_transformers_computes_the_same_logits(tmp_path, position):
+    ours = model(position)
+    save_checkpoint(tmp_path / "c", ours, {})
+    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "c", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    with torch.no_grad():
+        difference = (ours(ids(2, 24)) - theirs.eval()(ids(2, 24)).logits).abs().max()
+    assert difference < 1e-4 * ours(ids(2, 24)).abs().max()
+
+
+@pytest.mark.parametrize("rope_type", ["linear", "yarn", "llama3"])
+def test_a_scaled_llama_saved_by_transformers_is_read_with_its_scaling(tmp_path, rope_type):
+    options = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if rope_type == "llama3" else {}
+    theirs = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=31, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+            max_position_embeddings=64, initializer_range=0.3, pad_token_id=None,
+            rope_parameters={
+                "rope_type": rope_type, "rope_theta": 10000.0, "factor": 4.0,
+                "original_max_position_embeddings": 16, **options,
+            },
+        )
+    ).eval()  # fmt: skip
+    theirs.save_pretrained(tmp_path)
+    with torch.no_grad():
+        difference = (load_checkpoint(tmp_path)(ids(2, 40)) - theirs(ids(2, 40)).logits).abs().max()
+    assert difference < 1e-4
+
+
+@pytest.mark.parametrize("change", [{"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}])
+def test_a_scaling_that_is_not_known_is_refused(tmp_path, change):
+    import json
+
+    save_checkpoint(tmp_path / "c", model("rope"), {})
+    stored = json.loads((tmp_path / "c" / "config.json").read_text())
+    del stored["position"]
+    (tmp_path / "c" / "config.json").write_text(json.dumps(stored | {"rope_parameters": change}))
+    with pytest.raises(InputError, match="config.json: position.scaling"):
+        load_checkpoint(tmp_path / "c")
+
+
+def test_scaling_can_be_given_to_a_model_trained_without_it(tmp_path):
+    save_checkpoint(tmp_path / "c", model("rope"), {})
+    scaling = {"rope_type": "yarn", "factor": 4.0}
+    scaled = load_checkpoint(tmp_path / "c", position_options={"scaling": scaling})
+    assert torch.equal(scaled(ids(1, 32)), model({"scheme": "rope", "scaling": scaling})(ids(1, 32)))
+    save_checkpoint(tmp_path / "a", model("alibi"), {})
+    with pytest.raises(InputError, match="unknown key 'scaling'"):
+        load_checkpoint(tmp_path / "a", position_options={"scaling": scaling})
+
+
+@pytest.mark.parametrize("position", [{"scheme": "rope"}, {"scheme": "alibi"}, {"scheme": "t5"}, {"scheme": "learned_theta"}])
+def test_layers_left_out_compute_as_without_positions(position):
+    """`every` names the first and last of three layers: swapping what the middle one gets must not change it."""
+    acting = [model(position | {"every": every}).config.position for every in (2, [0, 2])]
+    assert [[p.acts_in(layer) for layer in range(3)] for p in acting] == [[False, True, False], [True, False, True]]
+    some, all_, none = model(position | {"every": [1]}), model(position), model("none")
+    seen = {}
+    for name, built in (("some", some), ("all", all_), ("none", none)):
+        for layer in range(3):
+            record = lambda module, inputs, output, key=(name, layer): seen.__setitem__(key, output)  # noqa: E731
+            built.layers[layer].register_forward_hook(record)
+        built(ids(1, 12))
+    assert torch.equal(seen["some", 0], seen["none", 0])
+    assert (seen["some", 1] - seen["none", 1]).abs().max() > 1e-3
+    assert (seen["all", 0] - seen["none", 0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("every", [4, [3], []])
+def test_layers_that_are_not_there_are_refused(every):
+    with pytest.raises(ValidationError):
+        config({"scheme": "rope", "every": every})
+
+
+def test_theta_of_each_layer_moves_that_layer_alone():
+    built = model({"scheme": "learned_theta", "per_layer": True})
+    assert built.position.log_theta_drift.shape == (3, 4)
+    assert torch.equal(built(ids(1, 9)), model("rope")(ids(1, 9)))
+    first = []
+    built.layers[0].register_forward_hook(lambda module, inputs, output: first.append(output))
+    built(ids(1, 9))
+    with torch.no_grad():
+        built.position.log_theta_drift[1] = 0.5
+    assert not torch.equal(built(ids(1, 9)), model("rope")(ids(1, 9)))
+    assert torch.equal(*first)
+
+
+def test_the_gradient_of_log_theta_is_that_of_finite_differences():
+    built = model("learned_theta").double()
+    loss = lambda: built(ids(1, 12)).logsumexp(-1).sum()  # noqa: E731
+    loss().backward()
+    drift, step = built.position.log_theta_drift, 2.0**-10
+    for pair in range(len(drift)):
+        with torch.no_grad():
+            drift[pair] += step
+            above = loss()
+            drift[pair] -= 2 * step
+            below = loss()
+            drift[pair] += step
+        # the tables are float32, which leaves some 1e-7 / 1e-3 of noise in the difference
+        assert drift.grad[pair].item() == pytest.approx((above - below).item() / (2 * step), rel=2e-2, abs=2e-2)
+
+
+def test_theta_drift_is_reported_for_each_frequency():
+    built = model("learned_theta")
+    with torch.no_grad():
+        built.position.log_theta_drift.copy_(torch.tensor([0.0, -0.25, 0.5, 0.0]))
+    assert built.position.metrics() == {"theta_drift": [0.0, 0.25, 0.5, 0.0]}
+
+
+def test_linear_attention_is_the_quadratic_form_with_rotations_in_the_numerator_only():
+    """Su et al. 2021, equation 19, written out in float64 for every head and pair of tokens."""
+    built = model({"scheme": "rope", "layout": "interleaved"}, attention="linear", num_key_value_heads=4).double()
+    attention = built.layers[0].self_attn
+    x = torch.randn(1, 7, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    q, k, v = (p(x)[0].view(7, 4, 8).tolist() for p in (attention.q_proj, attention.k_proj, attention.v_proj))
+    phi = lambda row: [value + 1 if value > 0 else math.exp(value) for value in row]  # noqa: E731
+
+    def turn(row, position):
+        angles = [position * 10000.0 ** (-2 * i / 8) for i in range(4)]
+        pairs = [complex(row[2 * i], row[2 * i + 1]) * complex(math.cos(a), math.sin(a)) for i, a in enumerate(angles)]
+        return [part for z in pairs for part in (z.real, z.imag)]
+
+    dot = lambda a, b: sum(x * y for x, y in zip(a, b))  # noqa: E731
+    rows = []
+    for m in range(7):
+        for h in range(4):
+            weights = [dot(turn(phi(q[m][h]), m), turn(phi(k[n][h]), n)) for n in range(m + 1)]
+            normalizer = sum(dot(phi(q[m][h]), phi(k[n][h])) for n in range(m + 1))
+            rows += [sum(w * v[n][h][c] for n, w in enumerate(weights)) / normalizer for c in range(8)]
+    expected = torch.tensor(rows, dtype=torch.float64).view(7, 32) @ attention.o_proj.weight.T
+    got = attention(x, built.position.rotation(torch.arange(7)), None, None, None, 0)[0]
+    assert (got - expected).abs().max() < 1e-6 * expected.abs().max()  # cos and sin are float32
+
+
+def test_the_state_of_linear_attention_does_not_grow():
+    built, cache = model("rope", attention="linear"), Cache()
+    built(ids(1, 5), cache)
+    before = [tensor.shape for tensor in cache.layers[0]]
+    built(ids(1, 20), cache)
+    assert [tensor.shape for tensor in cache.layers[0]] == before == [(1, 4, 8, 8), (1, 4, 1, 8)]
+
+
+@pytest.mark.parametrize("scheme", ["alibi", "t5"])
+def test_linear_attention_refuses_a_bias_and_names_both_keys(scheme):
+    with pytest.raises(ValidationError, match=f"attention 'linear' .* position '{scheme}'"):
+        config(scheme, attention="linear")
