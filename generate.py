@@ -51,6 +51,10 @@ def generate_text(folder: Path, prompt: str, *, num_samples: int, stats: bool, *
 
     folder = find_checkpoint(folder)
     model, tokenizer, stored = load_checkpoint(folder), load_tokenizer(folder), read_json(folder / "config.json")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"--prompt: not UTF-8 at character {error.start}") from None
     start, stop = stored.get("bos_token_id"), stored.get("eos_token_id")
     prompt_ids = encode(tokenizer, prompt) or ([] if start is None else [start])
     if not prompt_ids:

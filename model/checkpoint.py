@@ -151,7 +151,12 @@ def _read_config(folder: Path) -> ModelConfig:
 def _llama_position(file: Path, stored: dict) -> dict:
     if stored.get("model_type") != "llama":
         raise InputError(f"{file}: model_type is {stored.get('model_type')!r}, only 'llama' can be read")
-    rope = {**stored, **(stored.get("rope_scaling") or {}), **(stored.get("rope_parameters") or {})}
+    rope = dict(stored)
+    for key in ("rope_scaling", "rope_parameters"):
+        options = stored.get(key) or {}
+        if not isinstance(options, dict):
+            raise InputError(f"{file}: {key} is {options!r}, not a mapping")
+        rope |= options
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise InputError(f"{file}: rope_type is {kind!r}, only 'default' can be read")
@@ -162,5 +167,7 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / f"{WEIGHTS}.index.json"
     if not index.is_file():
         return [folder / WEIGHTS]
-    names = read_json(index).get("weight_map", {}).values()
-    return [folder / Path(name).name for name in sorted(set(names))]
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise InputError(f"{index}: weight_map must give the name of a file for each tensor")
+    return [folder / Path(name).name for name in sorted(set(names.values()))]

@@ -81,8 +81,9 @@ def position_config(options) -> PositionConfig:
     if isinstance(options, PositionConfig):
         return options
     options = {"scheme": options} if isinstance(options, str) else options
-    if not isinstance(options, dict) or not isinstance(options.get("scheme"), str):
-        raise ValueError("give the name of a scheme, or a mapping with the key scheme")
+    if not isinstance(options, dict) or not isinstance(options.get("scheme", "rope"), str):
+        raise ValueError("give the name of a scheme, or a mapping of its options")
+    options = {"scheme": "rope", **options}
     name = options["scheme"]
     if name not in POSITION_CONFIGS:
         # Only a name unknown here pays for torch's import: a scheme without options needs no line in this file.
