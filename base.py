@@ -38,6 +38,14 @@ def input_errors_end_the_program():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def share_the_cores() -> None:
+    """To be called before torch is imported: OpenMP's threads sleep while they wait for each other.
+
+    By default they spin, and one other busy program on the machine makes training ten times slower.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 class FrozenConfig(BaseModel):
     """Immutable settings: unknown keys are refused, numbers coerced, docstrings describe the fields."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from base import ArgumentParser, FrozenConfig, InputError, input_errors_end_the_program
+from base import ArgumentParser, FrozenConfig, InputError, input_errors_end_the_program, share_the_cores
 from configs import Config, Name, Seed, check_config, parse_override, read_yaml, set_dotted
 
 
@@ -70,6 +70,8 @@ def run_config(comparison: CompareConfig, base: Path, variant: str, own: dict[st
     """The config of one run; an InputError names the variant."""
     values = read_yaml(base)
     place = {"seed": seed, "name": f"{variant}-seed{seed}", "runs_dir": str(comparison.folder)}
+    if taken := [key for key in (*comparison.settings, *own) if key in place]:
+        raise InputError(f"{taken[0]}: not for all runs; each takes its own from seeds, the variant and the comparison")
     for key, value in {**comparison.settings, **own, **place}.items():
         set_dotted(values, key, value)
     return check_config(values, f"{base} with variants.{variant}")
@@ -92,7 +94,7 @@ def compare(comparison: CompareConfig, configs: dict[str, list[Config]]) -> str:
     every = [config for seeds in configs.values() for config in seeds]
     for config in every:
         if RunFolder.exists(config) and (keys := RunFolder(config, resume=True).differing_keys()):
-            raise InputError(f"{config.folder}: was made with another {', '.join(keys)}; remove it, or use another name")
+            raise InputError(f"{config.folder}: was made with another {', '.join(keys)}; remove it or use another name")
     for number, config in enumerate(every, start=1):
         print(f"run {number} of {len(every)}: {config.folder}", file=sys.stderr)
         train(config, resume=RunFolder.exists(config))
@@ -106,7 +108,8 @@ def compare(comparison: CompareConfig, configs: dict[str, list[Config]]) -> str:
     results = {
         "comparison": comparison.model_dump(mode="json"),
         "corpus": RunFolder(first, resume=True).corpus(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "threads": torch.get_num_threads()},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "threads": torch.get_num_threads(),
         "summary": summary,
         "runs": runs,
     }
@@ -120,6 +123,7 @@ def main() -> None:
     parser = ArgumentParser(description="Train many variants of one config and compare them.")
     parser.add_argument("config", metavar="CONFIG.yaml")
     parser.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="for the comparison, or for all runs")
+    share_the_cores()
     with input_errors_end_the_program():
         args = parser.parse_args()
         comparison, configs = load_comparison(args.config, args.overrides)

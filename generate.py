@@ -5,7 +5,7 @@ import time
 from argparse import ArgumentTypeError
 from pathlib import Path
 
-from base import ArgumentParser, InputError, input_errors_end_the_program
+from base import ArgumentParser, InputError, input_errors_end_the_program, share_the_cores
 
 # torch takes a second to import: the functions that need it import it, so that --help answers at once.
 
@@ -55,6 +55,10 @@ def generate_text(
     folder = find_checkpoint(folder)
     model = load_checkpoint(folder, position_options=rope_scaling and {"scaling": rope_scaling})
     tokenizer, stored = load_tokenizer(folder), read_json(folder / "config.json")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"--prompt: not UTF-8 at character {error.start}") from None
     start, stop = stored.get("bos_token_id"), stored.get("eos_token_id")
     prompt_ids = encode(tokenizer, prompt) or ([] if start is None else [start])
     if not prompt_ids:
@@ -62,9 +66,9 @@ def generate_text(
     length, limit = len(prompt_ids) + sampling["max_new_tokens"], model.position.max_length
     if limit is not None and length > limit:
         raise InputError(f"--max-new-tokens: {length} tokens with the prompt, but the model has {limit} positions")
-    reach = model.config.max_position_embeddings * (rope_scaling["factor"] if rope_scaling else 1)
-    if length > reach:
-        print(f"warning: goes on past the {reach:g} tokens of context that the model was made for", file=sys.stderr)
+    trained = model.config.max_position_embeddings
+    if length > trained * (rope_scaling["factor"] if rope_scaling else 1):
+        print(f"warning: goes on past the {trained} tokens of context that the model was trained on", file=sys.stderr)
 
     device = pick_device()
     steps = generate(
@@ -155,6 +159,7 @@ def main() -> None:
         help="reach FACTOR times the trained length by linear, ntk, yarn or llama3 scaling of a model with rope",
     )
     parser.add_argument("--stats", action="store_true", help="print tokens/s to stderr")
+    share_the_cores()
     with input_errors_end_the_program():
         args = vars(parser.parse_args())
         sys.stdout.reconfigure(encoding="utf-8")

@@ -4,7 +4,7 @@ import math
 import sys
 import time
 
-from base import ArgumentParser, InputError, input_errors_end_the_program
+from base import ArgumentParser, InputError, input_errors_end_the_program, share_the_cores
 from configs import Config, load_config
 
 # torch, datasets and the modules on top of them take seconds to import: the functions that need them import them,
@@ -138,6 +138,7 @@ def main() -> None:
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="continue the run from its last checkpoint")
     existing.add_argument("--overwrite", action="store_true", help="replace the run that the folder holds")
+    share_the_cores()
     with input_errors_end_the_program():
         args = parser.parse_intermixed_args()
         config = load_config(args.config, args.overrides)

@@ -1,6 +1,5 @@
 """From the numbers of a comparison to a table and a picture."""
 
-import math
 from pathlib import Path
 
 
@@ -38,7 +37,7 @@ def markdown(summary: dict[str, dict], baseline: str, seeds: list[int], context:
 
 
 def _spread(numbers: dict, digits: int = 4, sign: str = "") -> str:
-    if math.isnan(numbers["mean"]):
+    if numbers["mean"] is None:
         return "n/a"
     spread = "" if numbers["sd"] is None else f" ± {numbers['sd']:.{digits}f}"
     return f"{numbers['mean']:{sign}.{digits}f}{spread}"

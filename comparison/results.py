@@ -1,5 +1,6 @@
 """From finished runs to the numbers of a comparison."""
 
+import math
 import statistics
 from collections.abc import Mapping
 
@@ -14,7 +15,7 @@ MULTIPLES = (1, 2, 4)  # of the trained context
 
 
 def measure_run(config: Config, val: np.ndarray) -> dict:
-    """The numbers of one finished run: losses in nats per token, tokens/s, parameters."""
+    """The numbers of one finished run: losses in nats per token (None: not to be had), tokens/s, parameters."""
     run = RunFolder(config, resume=True)
     rows, model = run.metrics(), load_checkpoint(find_checkpoint(run.path))
     evaluations = [row for row in rows if "val_loss" in row]
@@ -22,7 +23,9 @@ def measure_run(config: Config, val: np.ndarray) -> dict:
     return {
         "val_loss": evaluations[-1]["val_loss"],
         "val_bits_per_byte": evaluations[-1]["val_bits_per_byte"],
-        "loss_by_context": {f"{multiple}x": loss for multiple, loss in zip(MULTIPLES, by_context)},
+        "loss_by_context": {
+            f"{multiple}x": None if math.isnan(loss) else loss for multiple, loss in zip(MULTIPLES, by_context)
+        },
         "position_parameters": sum(parameter.numel() for parameter in model.position.parameters()),
         "tokens_per_second": statistics.median(row["tokens_per_second"] for row in rows if "train_loss" in row),
         "curve": [[row["tokens"], row["val_loss"]] for row in evaluations],
@@ -51,6 +54,8 @@ def summarize(runs: Mapping[str, list[dict]], baseline: str) -> dict[str, dict]:
     return summary
 
 
-def mean_and_spread(values: list[float]) -> dict:
-    """Mean and sample standard deviation; None for the spread of a single value."""
+def mean_and_spread(values: list[float | None]) -> dict:
+    """Mean and sample standard deviation; None for the spread of a single value, and for both where one is missing."""
+    if None in values:
+        return {"mean": None, "sd": None}
     return {"mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(values) > 1 else None}

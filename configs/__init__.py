@@ -162,7 +162,7 @@ def set_dotted(values: dict, key: str, value) -> None:
     *parents, last = key.split(".")
     for parent in parents:
         inner = values.get(parent)
-        if isinstance(inner, str):  # `position: rope` is short for a mapping
+        if parent == "position" and isinstance(inner, str):  # short for a mapping
             inner = {"scheme": inner}
         values[parent] = inner = dict(inner) if isinstance(inner, dict) else {}
         values = inner

@@ -64,16 +64,16 @@ class Attention(nn.Module):
         x: Tensor,
         rotation: tuple[Tensor, Tensor] | None,
         mask: Tensor | None,
-        padding: Tensor | None,
         cache: Cache | None,
         layer: int,
+        padding: Tensor | None = None,
     ) -> Tensor:
         """(B, T, hidden_size) → (B, T, hidden_size).
 
         rotation: cos and sin, each (…, T, pairs). mask: what is allowed (bool) or added to the scores (float),
         broadcast to (B, heads, T, Tk); None: each token sees itself and all before it, which must be given where a
-        filled cache meets more than one token. padding: (…, T), True for tokens that no other may see; the mask says
-        so too. layer: which of the cache's layers this is.
+        filled cache meets more than one token. layer: which of the cache's layers this is. padding: (…, T), True for
+        tokens that no other may see; the mask says so too.
         """
         raise NotImplementedError
 
@@ -81,7 +81,7 @@ class Attention(nn.Module):
 class SoftmaxAttention(Attention):
     """softmax(q kᵀ / √d + bias) v over the tokens seen. Vaswani et al. 2017, equation 1."""
 
-    def forward(self, x, rotation, mask, padding, cache, layer):
+    def forward(self, x, rotation, mask, cache, layer, padding=None):
         q, k, v = (self.heads(x, projection) for projection in (self.q_proj, self.k_proj, self.v_proj))
         if rotation is not None:
             q, k = rotate(q, *rotation, self.layout), rotate(k, *rotation, self.layout)
@@ -101,7 +101,7 @@ class LinearAttention(Attention):
     act in the numerator only (Su et al. 2021, equation 19): rotated weights may be negative, and so may their sum.
     """
 
-    def forward(self, x, rotation, mask, padding, cache, layer):
+    def forward(self, x, rotation, mask, cache, layer, padding=None):
         q, k, v = (self.heads(x, projection) for projection in (self.q_proj, self.k_proj, self.v_proj))
         groups = q.shape[-2] // k.shape[-2]
         q, k, v = F.elu(q) + 1, (F.elu(k) + 1).repeat_interleave(groups, dim=-2), v.repeat_interleave(groups, dim=-2)

@@ -140,12 +140,15 @@ def _read_config(folder: Path, position_options: dict) -> ModelConfig:
     for key, value in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
         if stored.get(key, value) != value:
             raise InputError(f"{file}: {key} is {stored[key]!r}, only {value!r} is known here")
-    position = stored["position"] if "position" in stored else _llama_position(file, stored)
-    if position_options and isinstance(position, dict):
-        position = position | position_options
+    if "position" not in stored:
+        stored = {**LLAMA_DEFAULTS, **stored, "position": _llama_position(file, stored)}
+    for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        if stored.get(key) is None:
+            raise InputError(f"{file}: has no {key}")
+    if position_options and isinstance(stored["position"], dict):
+        stored["position"] = stored["position"] | position_options
     try:
-        values = {key: stored[key] for key in ModelConfig.model_fields if key in stored}
-        return ModelConfig(**values | {"position": position})
+        return ModelConfig(**{key: stored[key] for key in ModelConfig.model_fields if key in stored})
     except ValidationError as error:
         raise InputError(f"{file}: {one_line(error)}") from error
 
@@ -153,7 +156,12 @@ def _read_config(folder: Path, position_options: dict) -> ModelConfig:
 def _llama_position(file: Path, stored: dict) -> dict:
     if stored.get("model_type") != "llama":
         raise InputError(f"{file}: model_type is {stored.get('model_type')!r}, only 'llama' can be read")
-    rope = {**(stored.get("rope_scaling") or {}), **(stored.get("rope_parameters") or {})}
+    rope = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        options = stored.get(key) or {}
+        if not isinstance(options, dict):
+            raise InputError(f"{file}: {key} is {options!r}, not a mapping")
+        rope |= options
     base = rope.pop("rope_theta", stored.get("rope_theta", 10000.0))
     rope_type = rope.pop("rope_type", rope.pop("type", "default"))
     scaling = None if rope_type == "default" else {"rope_type": rope_type, **rope}
@@ -164,5 +172,7 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / f"{WEIGHTS}.index.json"
     if not index.is_file():
         return [folder / WEIGHTS]
-    names = read_json(index).get("weight_map", {}).values()
-    return [folder / Path(name).name for name in sorted(set(names))]
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise InputError(f"{index}: weight_map must give the name of a file for each tensor")
+    return [folder / Path(name).name for name in sorted(set(names.values()))]

@@ -56,7 +56,7 @@ def smollm3_keys(rotated: list[int]) -> dict:
 class SinusoidalConfig(PositionConfig):
     """Options of the fixed sinusoids of Vaswani et al. 2017."""
 
-    base: PositiveFloat = 10000.0
+    base: Annotated[float, Field(gt=1)] = 10000.0
     """θ_i = base^(−2i / hidden_size), radians per token"""
     rms: PositiveFloat | None = None
     """root mean square of the added vectors; null: that of the token embeddings; 0.7071: as printed in the paper"""
@@ -122,7 +122,7 @@ class T5Config(BiasConfig):
 class RotaryConfig(LayeredConfig):
     """Options that all rotary schemes share."""
 
-    base: PositiveFloat = 10000.0
+    base: Annotated[float, Field(gt=1)] = 10000.0
     """θ_i = base^(−2i / head_dim), radians per token"""
     layout: Literal["half", "interleaved"] = "half"
     """pairs: channels i and i + d/2 (Hugging Face's Llama), or 2i and 2i + 1 (the paper, Meta's Llama)"""
@@ -185,6 +185,12 @@ class YarnScalingConfig(ScalingConfig):
     attention_factor: PositiveFloat | None = None
     """multiplies cos and sin; null: 0.1 ln s + 1"""
 
+    @model_validator(mode="after")
+    def _ramp_has_a_direction(self):
+        if self.beta_fast <= self.beta_slow:
+            raise ValueError(f"beta_fast {self.beta_fast} must be above beta_slow {self.beta_slow}")
+        return self
+
 
 class Llama3ScalingConfig(ScalingConfig):
     """Long waves get θ / s, short ones keep θ, with a blend between (Llama 3.1, 2024)."""
@@ -195,6 +201,14 @@ class Llama3ScalingConfig(ScalingConfig):
     """waves longer than L / this get θ / s"""
     high_freq_factor: PositiveFloat = 4.0
     """waves shorter than L / this keep θ"""
+
+    @model_validator(mode="after")
+    def _blend_has_a_direction(self):
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor {self.high_freq_factor} must be above low_freq_factor {self.low_freq_factor}"
+            )
+        return self
 
 
 AnyScaling = Annotated[
@@ -217,10 +231,16 @@ class RopeConfig(RotaryConfig):
         super().check(model)
         if self.turning_pairs(model) < 1:
             raise ValueError(f"position.fraction {self.fraction} of head_dim {model.head_dim} leaves no pair to turn")
+        if isinstance(self.scaling, NtkScalingConfig) and self.rotary_dim(model) == 2:
+            raise ValueError("position.scaling ntk stretches the slow pairs against the fastest: it needs two or more")
 
     def turning_pairs(self, model: "ModelConfig") -> int:
         """Pairs of a head that turn."""
-        return int(self.fraction * model.head_dim / 2)
+        return int(round(self.fraction * model.head_dim / 2, 9))
+
+    def rotary_dim(self, model: "ModelConfig") -> int:
+        """Channels that the ladder is laid over."""
+        return 2 * self.turning_pairs(model) if self.partial == "neox" else model.head_dim
 
     def transformers_keys(self, model):
         if self.layout != "half" or self.turning_pairs(model) < model.head_dim // 2:
@@ -258,8 +278,9 @@ def position_config(options) -> PositionConfig:
     if isinstance(options, PositionConfig):
         return options
     options = {"scheme": options} if isinstance(options, str) else options
-    if not isinstance(options, dict) or not isinstance(options.get("scheme"), str):
-        raise ValueError("give the name of a scheme, or a mapping with the key scheme")
+    if not isinstance(options, dict) or not isinstance(options.get("scheme", "rope"), str):
+        raise ValueError("give the name of a scheme, or a mapping of its options")
+    options = {"scheme": "rope", **options}
     name = options["scheme"]
     if name not in POSITION_CONFIGS:
         # Only a name unknown here pays for torch's import: a scheme without options needs no line in this file.

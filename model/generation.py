@@ -14,8 +14,9 @@ def probabilities(logits: Tensor, temperature: float, top_k: int | None, top_p: 
 
     top_p keeps the smallest set of the likeliest tokens that reaches that probability (Holtzman et al. 2020).
     """
-    # Float32: Apple's GPUs have no more. The best logit is taken off first, so that no temperature makes it infinite.
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)).float() / temperature
+    # Float32, for Apple's GPUs have no more, where a temperature below 1e-45 is 0. The best logit is taken off first:
+    # it stays 0 however small the temperature, and the others become -inf at worst.
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)).float() / max(temperature, 1e-30)
     if top_k is not None and top_k < scaled.shape[-1]:
         best = scaled.topk(top_k, dim=-1)
         scaled = torch.full_like(scaled, float("-inf")).scatter(-1, best.indices, best.values)

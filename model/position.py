@@ -106,24 +106,22 @@ class RotaryPosition(Position):
     def theta(self, device) -> tuple[Tensor, float]:
         """(pairs,) float64 radians per token, and the factor on cos and sin, after partial rotation and scaling."""
         options = self.config.position
-        dim, turning = self.config.head_dim, options.turning_pairs(self.config)
-        if options.partial == "neox":
-            dim = 2 * turning
+        dim = options.rotary_dim(self.config)
         theta, factor = ladder(dim, options.base, device), 1.0
         if options.scaling is not None:
             length = options.scaling.original_max_position_embeddings or self.config.max_position_embeddings
             scale = SCALINGS[options.scaling.rope_type]
             theta, factor = scale(theta, options.scaling, dim, options.base, length)
-        theta[turning:] = 0.0  # p-RoPE: the slowest pairs stand still (Barbero et al. 2024)
+        theta[options.turning_pairs(self.config) :] = 0.0  # p-RoPE: the slowest pairs stand still (Barbero et al. 2024)
         return theta, factor
 
     def rotation(self, positions):
         theta, factor = self.theta(phase_device(positions))
-        phi = phases(positions, theta)
+        phi = torch.stack([phases(positions, row) for row in theta]) if self.per_layer else phases(positions, theta)
         return (factor * phi.cos()).float().to(positions.device), (factor * phi.sin()).float().to(positions.device)
 
 
-class LearnedThetaPosition(Position):
+class LearnedThetaPosition(RotaryPosition):
     """Rotary embeddings whose θ are trained, from the fixed ladder on.
 
     The parameter is Δ log θ, the drift from the ladder: in the logarithm no step can turn a frequency's sign,
@@ -132,15 +130,13 @@ class LearnedThetaPosition(Position):
 
     def __init__(self, config):
         super().__init__(config)
-        self.head_dim, self.base, self.per_layer = config.head_dim, config.position.base, config.position.per_layer
+        self.per_layer = config.position.per_layer
         layers = (config.num_hidden_layers,) if self.per_layer else ()
         self.log_theta_drift = nn.Parameter(torch.zeros(*layers, config.head_dim // 2))
 
-    def rotation(self, positions):
-        device = phase_device(positions)
-        theta = ladder(self.head_dim, self.base, device) * self.log_theta_drift.to(device, torch.float64).exp()
-        phi = torch.stack([phases(positions, row) for row in theta]) if self.per_layer else phases(positions, theta)
-        return phi.cos().float().to(positions.device), phi.sin().float().to(positions.device)
+    def theta(self, device):
+        start = ladder(self.config.head_dim, self.config.position.base, device)
+        return start * self.log_theta_drift.to(device, torch.float64).exp(), 1.0
 
     def metrics(self):
         return {"theta_drift": self.log_theta_drift.detach().abs().tolist()}

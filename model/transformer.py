@@ -136,9 +136,9 @@ class Transformer(nn.Module):
         for layer, block in enumerate(self.layers):
             if self.config.position.acts_in(layer):
                 turn = tuple(t[layer] for t in rotation) if self.position.per_layer else rotation
-                x = block(x, turn, biased, padding, cache, layer)
+                x = block(x, turn, biased, cache, layer, padding)
             else:
-                x = block(x, None, mask, padding, cache, layer)
+                x = block(x, None, mask, cache, layer, padding)
         if cache is not None:
             cache.length = length
         return self.norm(x)

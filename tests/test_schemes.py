@@ -7,7 +7,7 @@ import torch
 import transformers
 from pydantic import ValidationError
 
-from base import InputError
+from base import InputError, one_line
 from model.attention import rotate
 from model.cache import Cache
 from model.checkpoint import load_checkpoint, save_checkpoint
@@ -197,6 +197,25 @@ def test_layers_left_out_compute_as_without_positions(position):
     assert (seen["all", 0] - seen["none", 0]).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"base": 1}, "base"),
+        ({"fraction": 0.1}, "fraction"),
+        ({"scaling": {"rope_type": "ntk", "factor": 2}, "fraction": 0.25}, "ntk"),
+        ({"scaling": {"rope_type": "yarn", "factor": 2, "beta_fast": 1}}, "beta_fast"),
+        ({"scaling": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4}}, "high_freq_factor"),
+        ({"scaling": {"rope_type": "linear", "factor": 0.5}}, "factor"),
+        ({"scaling": {"rope_type": "cubic", "factor": 2}}, "rope_type"),
+    ],
+)
+def test_options_without_meaning_are_refused(options, named):
+    """Each would end in nan tables, a division by zero, or a ladder or ramp turned round."""
+    with pytest.raises(ValidationError) as refused:
+        config({"scheme": "rope", **options})
+    assert named in one_line(refused.value)
+
+
 @pytest.mark.parametrize("every", [4, [3], []])
 def test_layers_that_are_not_there_are_refused(every):
     with pytest.raises(ValidationError):
@@ -260,7 +279,7 @@ def test_linear_attention_is_the_quadratic_form_with_rotations_in_the_numerator_
             normalizer = sum(dot(phi(q[m][h]), phi(k[n][h])) for n in range(m + 1))
             rows += [sum(w * v[n][h][c] for n, w in enumerate(weights)) / normalizer for c in range(8)]
     expected = torch.tensor(rows, dtype=torch.float64).view(7, 32) @ attention.o_proj.weight.T
-    got = attention(x, built.position.rotation(torch.arange(7)), None, None, None, 0)[0]
+    got = attention(x, built.position.rotation(torch.arange(7)), None, None, 0)[0]
     assert (got - expected).abs().max() < 1e-6 * expected.abs().max()  # cos and sin are float32
 
 

@@ -36,8 +36,8 @@ def build_optimizer(model: Transformer, config: TrainConfig) -> torch.optim.Adam
     taken = {id(parameter) for parameter in position + matrices}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in taken]
     groups = [
-        {"params": matrices, "weight_decay": config.weight_decay, "scale": 1.0},
-        {"params": rest, "weight_decay": 0.0, "scale": 1.0},
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": rest, "weight_decay": 0.0},
         {"params": position, "weight_decay": 0.0, "scale": model.config.position.learning_rate_scale},
     ]
     groups = [group for group in groups if group["params"]]
@@ -68,7 +68,7 @@ def optimizer_step(
     mean = loss.item() if torch.isfinite(norm) else math.nan
     if math.isfinite(mean):
         for group in optimizer.param_groups:
-            group["lr"] = rate * group["scale"]
+            group["lr"] = rate * group.get("scale", 1.0)
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return mean

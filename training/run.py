@@ -9,7 +9,7 @@ import yaml
 from base import InputError
 from configs import Config, load_config
 from data.corpus import Corpus
-from model.checkpoint import find_checkpoint
+from model.checkpoint import find_checkpoint, read_json
 
 # How and where a run is made and watched, not what is trained.
 RUNTIME_KEYS = ("name", "runs_dir", "data.cache_dir", "train.device", "train.compile", "train.log_every", "wandb.")
@@ -34,7 +34,8 @@ class RunFolder:
                 f"{self.path}: already holds a run; --resume continues it, --overwrite replaces it, "
                 "name=… starts another"
             )
-        if not holds_run and self.path.exists() and any(self.path.iterdir()):
+        begun = {"corpus.json", "metrics.jsonl"}  # what a run killed at its very start leaves
+        if not holds_run and self.path.exists() and {file.name for file in self.path.iterdir()} - begun:
             raise InputError(f"{self.path}: holds files that are not a run, and is left as it is")
 
     @staticmethod
@@ -65,9 +66,7 @@ class RunFolder:
     def write_config(self) -> None:
         """Writes config.yaml: a new run's, or that of a resumed one, which may have more steps."""
         text = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        beside = self.path / ".config.yaml.partial"
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(self.path / "config.yaml")
+        _replace(self.path / "config.yaml", text)
 
     def differing_keys(self) -> list[str]:
         """Dotted keys in which the config differs from that of the run in the folder, but for RUNTIME_KEYS."""
@@ -88,7 +87,7 @@ class RunFolder:
 
     def corpus(self) -> dict:
         """The source, hash and sizes of the corpus that the run was started with."""
-        return json.loads((self.path / "corpus.json").read_text(encoding="utf-8"))
+        return read_json(self.path / "corpus.json")
 
     def log(self, row: dict) -> None:
         """Appends a row to metrics.jsonl."""
@@ -96,14 +95,17 @@ class RunFolder:
             file.write(json.dumps(row) + "\n")
 
     def metrics(self) -> list[dict]:
-        """All complete rows of metrics.jsonl."""
-        lines = self.metrics_file.read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in lines[:-1]]  # what follows the last newline was cut off by a crash
+        """All complete rows of metrics.jsonl; InputError where they cannot be read."""
+        try:
+            lines = self.metrics_file.read_text(encoding="utf-8").split("\n")
+            return [json.loads(line) for line in lines[:-1]]  # what follows the last newline was cut off by a crash
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.metrics_file}: missing or damaged ({error})") from None
 
     def forget_after(self, step: int) -> None:
         """Cuts the rows that a resumed run will write again."""
         kept = [json.dumps(row) + "\n" for row in self.metrics() if row["step"] <= step]
-        self.metrics_file.write_text("".join(kept), encoding="utf-8")
+        _replace(self.metrics_file, "".join(kept))
 
     def checkpoint(self, step: int) -> Path:
         """Folder of the checkpoint after a step."""
@@ -118,6 +120,13 @@ class RunFolder:
         for other in checkpoint.parent.iterdir():
             if other != checkpoint:
                 shutil.rmtree(other)
+
+
+def _replace(file: Path, text: str) -> None:
+    # a kill leaves the old file or the new one, never half of it
+    beside = file.with_name(f".{file.name}.partial")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(file)
 
 
 def _flat(mapping: dict, prefix: str = "") -> dict:

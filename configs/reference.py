@@ -1,0 +1,37 @@
+"""The reference of all config keys as a markdown table: python -m configs.reference"""
+
+import yaml
+
+from base import FrozenConfig
+from configs import Config
+from model.config import POSITION_CONFIGS
+
+
+def reference() -> str:
+    """One row a key: its dotted name, its default, and what it means; then the options of each scheme."""
+    rows = _rows(Config, "")
+    for scheme, options in POSITION_CONFIGS.items():
+        rows += _rows(options, "model.position.", f" ({scheme})")
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
+
+
+def _rows(config: type[FrozenConfig], prefix: str, suffix: str = "") -> list[str]:
+    rows = []
+    for key, field in config.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, FrozenConfig) and key != "position":
+            rows += _rows(field.annotation, f"{prefix}{key}.")
+        elif key != "scheme":
+            default = "required" if field.is_required() else _yaml(field.default)
+            meaning = " ".join(field.description.split())
+            rows.append(f"| `{prefix}{key}`{suffix} | `{default}` | {meaning} |")
+    return rows
+
+
+def _yaml(value) -> str:
+    if isinstance(value, FrozenConfig):  # the default scheme, whose options follow
+        return value.scheme
+    return yaml.safe_dump(list(value) if isinstance(value, tuple) else value, default_flow_style=True).split("\n")[0]
+
+
+if __name__ == "__main__":
+    print(reference())

@@ -1,0 +1,186 @@
+"""Whatever the user gets wrong: one line on stderr that names it, exit status 2, nothing written."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import compare
+import generate
+import train
+from tiny import call, config_file, run_config
+
+ROOT = Path(__file__).parent.parent
+
+
+def refusal(capsys, program, *arguments):
+    """The line that a program ends with."""
+    capsys.readouterr()
+    status = call(program, *arguments)
+    captured = capsys.readouterr()
+    # a corpus that is tokenized before it proves too short says so first
+    lines = [line for line in captured.err.splitlines() if not line.startswith("tokenized ")]
+    assert status == 2
+    assert captured.out == ""
+    assert len(lines) == 1 and lines[0].startswith("error: "), captured.err
+    return lines[0]
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "cache" not in path.parts}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ("train.lerning_rate=1", "train: unknown key 'lerning_rate', did you mean 'learning_rate'?"),
+        ("sede=1", "unknown key 'sede', did you mean 'seed'?"),
+        ("train.steps=many", "train.steps: 'many'"),
+        ("train.steps", "'train.steps': an override reads dotted.key=value"),
+        ("train.steps=7 --resume --overwrite", "--overwrite: not allowed with argument --resume"),
+        ("--resum-it", "--resum-it"),
+        ("model.num_attention_heads=3", "num_attention_heads 3 must divide hidden_size 16"),
+        ("model.num_key_value_heads=3", "num_key_value_heads 3 must divide num_attention_heads 2"),
+        ("model.head_dim=5", "model.head_dim must be even, got 5"),
+        ("model.head_dim=5 model.position=learned_theta", "model.head_dim must be even, got 5"),
+        ("model.hidden_size=15 model.num_attention_heads=3 model.position=sinusoidal", "even model.hidden_size, got"),
+        ("model.position=rotary", "'rotary', known: "),
+        ("model.vocab_size=100", "model.vocab_size: 100 is less than the tokenizer's 257"),
+        ("train.warmup_steps=7", "warmup_steps 7 is above steps 6"),
+        ("train.device=mps", "train.device: 'mps'"),
+        ("data.source=none.txt", "data.source 'none.txt': no such file"),
+        ("data.source=empty.txt", "data.source 'empty.txt': no text"),
+        ("data.source=latin.txt", "latin.txt: not UTF-8 at byte 4"),
+        ("data.source=short.txt", "short.txt has 17 tokens for training and 3 for validation; each needs"),
+        ("data.source=long.txt data.val_fraction=0.77", "long.txt has 10 tokens for training and 31 for"),
+        ("model.max_position_embeddings=400", "3420 tokens for training and 381 for validation; each needs"),
+        ("runs_dir=short.txt", "short.txt: is a file"),
+        ("name=../other", "name: '../other'"),
+        ("--resume", "holds no run to resume"),
+    ],
+)
+def test_train(tmp_path, capsys, monkeypatch, overrides, expected):
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "latin.txt").write_bytes(b"word\xe9" * 100)
+    (tmp_path / "short.txt").write_text("eighteen bytes her", encoding="utf-8")
+    (tmp_path / "long.txt").write_text("x" * 39, encoding="utf-8")
+    path, before = config_file(tmp_path), contents(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert expected in refusal(capsys, train, path, *overrides.split(" "))
+    assert contents(tmp_path) == before
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_config_that_is_not_there(tmp_path, capsys):
+    assert "none.yaml: No such file" in refusal(capsys, train, tmp_path / "none.yaml")
+    assert "none.yaml: No such file" in refusal(capsys, compare, tmp_path / "none.yaml")
+    assert "CONFIG.yaml" in refusal(capsys, train)
+
+
+def test_an_unreachable_hub(tmp_path, capsys, monkeypatch):
+    from huggingface_hub import HfApi
+
+    def unreachable(*_, **__):
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(HfApi, "dataset_info", unreachable)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    line = refusal(capsys, train, config_file(tmp_path), "data.source=some/dataset")
+    assert "data.source 'some/dataset'" in line and "no route to host" in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_compare(tmp_path, capsys):
+    config_file(tmp_path, "base")
+    path = tmp_path / "cmp.yaml"
+    text = "{{base: base.yaml, variants: {{a: {{{}}}}}, seeds: [0], baseline: a, runs_dir: {}}}"
+    path.write_text(text.format("model.position: rop", tmp_path / "runs"), encoding="utf-8")
+    assert "variants.a" in (line := refusal(capsys, compare, path)) and "'rop'" in line
+    assert "'train.steps'" in refusal(capsys, compare, path, "train.steps")
+    path.write_text(text.format("data.source: none.txt", tmp_path / "runs"), encoding="utf-8")
+    capsys.readouterr()
+    assert call(compare, path) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: data.source 'none.txt'")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run with a char tokenizer."""
+    config = run_config(tmp_path_factory.mktemp("run"), "data.tokenizer.kind=char", "train.steps=2")
+    train.train(config)
+    return config.folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--temperature=-0.1", "--temperature: '-0.1' is not a number of 0 or more"),
+        ("--temperature=nan", "--temperature: 'nan'"),
+        ("--temperature=inf", "--temperature: 'inf'"),
+        ("--temperature=warm", "--temperature: 'warm'"),
+        ("--top-p=0", "--top-p: '0' is not in (0, 1]"),
+        ("--top-p=1.01", "--top-p: '1.01' is not in (0, 1]"),
+        ("--top-p=nan", "--top-p: 'nan'"),
+        ("--top-k=0", "--top-k: '0' is not a whole number of 1 or more"),
+        ("--top-k=2.5", "--top-k: '2.5'"),
+        ("--max-new-tokens=0", "--max-new-tokens: '0'"),
+        ("--num-samples=0", "--num-samples: '0'"),
+        ("--seed=-1", "--seed: '-1' is not a whole number of 0 or more"),
+        (f"--seed={2**64}", "--seed"),
+        ("--promt=x", "--promt=x"),
+        ("--prompt=the\u00e9", r"no token for '\xe9'"),
+    ],
+)
+def test_generate(run, capsys, arguments, expected):
+    assert expected in refusal(capsys, generate, run, arguments)
+
+
+def test_a_folder_that_is_no_run(tmp_path, capsys):
+    for folder in (tmp_path, tmp_path / "none"):
+        assert f"{folder}: neither a run folder" in refusal(capsys, generate, folder, "--prompt", "x")
+
+
+def test_an_empty_prompt_where_no_token_can_begin(run, tmp_path, capsys):
+    copy = shutil.copytree(run / "checkpoints" / "step_000002", tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "bos_token_id": None}))
+    assert "--prompt" in refusal(capsys, generate, copy)
+    assert call(generate, copy, "--prompt", "the", "--max-new-tokens", 1) == 0
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("kept", [0, 0.5, None])
+def test_a_checkpoint_cut_short_or_without_a_file(run, tmp_path, capsys, name, kept):
+    copy = shutil.copytree(run / "checkpoints" / "step_000002", tmp_path / "copy")
+    content = (copy / name).read_bytes()
+    (copy / name).unlink()
+    if kept is not None:
+        (copy / name).write_bytes(content[: int(kept * len(content))])
+    assert name in refusal(capsys, generate, copy, "--prompt", "the")
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "trainer.pt", "config.json", "../../corpus.json", "../../config.yaml"]
+)
+def test_a_run_with_a_file_cut_short_is_not_resumed(run, tmp_path, capsys, name):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    file = (copy / "checkpoints" / "step_000002" / name).resolve()
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    arguments = ["data.tokenizer.kind=char", "train.steps=2", f"runs_dir={tmp_path}", "name=copy"]
+    before = contents(copy)
+    assert file.name in refusal(capsys, train, run.parent.parent / "tiny.yaml", *arguments, "--resume")
+    assert contents(copy) == before
+
+
+@pytest.mark.parametrize("program", ["train.py", "generate.py", "compare.py"])
+def test_a_program_of_its_own_ends_with_status_2(program, tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / program, tmp_path / "none"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())

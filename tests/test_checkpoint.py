@@ -1,0 +1,314 @@
+"""Checkpoint folders: ours, those of `transformers`, and broken ones."""
+
+import json
+import os
+import shutil
+import stat
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from base import InputError
+from data.tokenizer import TokenizerConfig, tokenizer_files, train_tokenizer
+from model.checkpoint import find_checkpoint, load_checkpoint, load_trainer, save_checkpoint
+
+HEADS = [(4, 4), (4, 2), (4, 1)]  # query heads, key and value heads
+
+
+@pytest.fixture
+def saved(tiny_model, tmp_path):
+    """A checkpoint folder of a float32 model, with a trainer's state."""
+    folder = tmp_path / "checkpoint"
+    save_checkpoint(folder, tiny_model(dtype=torch.float32), {"notes.txt": "é\n"}, {"step": 7})
+    return folder
+
+
+@pytest.fixture
+def llama_folder(tmp_path):
+    """Makes a folder as `transformers` saves it; returns it and the model."""
+
+    def save(shard_size="1GB", **changes):
+        shape = dict(vocab_size=48, hidden_size=32, intermediate_size=72, num_hidden_layers=2, num_attention_heads=4)
+        config = LlamaConfig(**{**shape, "num_key_value_heads": 2, "initializer_range": 0.2, **changes})
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = LlamaForCausalLM(config).eval()
+        model.save_pretrained(tmp_path / "llama", max_shard_size=shard_size)
+        return tmp_path / "llama", model
+
+    return save
+
+
+@torch.no_grad()
+def assert_same_logits(ours, theirs, tokens):
+    ids = tokens(2, 40)
+    expected = theirs(ids).logits
+    assert expected.std() > 0.5  # large enough for a tolerance of 1e-5 to mean something
+    torch.testing.assert_close(ours(ids), expected, rtol=0, atol=1e-5)
+
+
+def edit(file, **changes):
+    """Changes keys of a JSON file; None removes one."""
+    content = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def edit_weights(folder, **changes):
+    tensors = {**load_file(folder / "model.safetensors"), **changes}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
+
+
+def refusal(load, *args):
+    with pytest.raises(InputError) as caught:
+        load(*args)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Round trips
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_saved_model_comes_back_bit_for_bit(scheme, tied, tiny_model, tokens, tmp_path):
+    model, ids = tiny_model(scheme, torch.float32, tie_word_embeddings=tied), tokens(2, 9)
+    save_checkpoint(tmp_path / "c", model, {})
+    loaded = load_checkpoint(tmp_path / "c")
+    assert loaded.config == model.config
+    assert torch.equal(loaded(ids), model(ids))
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
+
+
+def test_position_parameters_are_loaded_in_float32(scheme, tiny_model, tmp_path):
+    model = tiny_model(scheme, torch.float32)
+    save_checkpoint(tmp_path / "c", model, {})
+    loaded = load_checkpoint(tmp_path / "c", torch.bfloat16)
+    assert loaded.embed_tokens.weight.dtype == torch.bfloat16
+    for got, expected in zip(loaded.position.parameters(), model.position.parameters(), strict=True):
+        assert got.dtype == torch.float32 and torch.equal(got, expected)
+
+
+def test_further_files_and_the_trainer_come_back(saved):
+    assert (saved / "notes.txt").read_text(encoding="utf-8") == "é\n"
+    assert load_trainer(saved) == {"step": 7}
+
+
+# transformers reads ours
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", ["rope", "none"])
+@pytest.mark.parametrize("heads, kv_heads", HEADS)
+def test_transformers_opens_our_folder_with_equal_logits(
+    name, heads, kv_heads, tied, tiny_model, tokens, tmp_path
+):
+    """Missing weights only warn there: nothing may be missing, unexpected or of another shape."""
+    position = {"scheme": "rope", "base": 500.0} if name == "rope" else name
+    shape = dict(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=12, rms_norm_eps=1e-3)
+    model = tiny_model(position, torch.float32, tie_word_embeddings=tied, **shape)
+    save_checkpoint(tmp_path / "c", model, {})
+    theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path / "c", output_loading_info=True)
+    assert not any(info.values()), info
+    assert type(theirs).__name__ == {"rope": "LlamaForCausalLM", "none": "SmolLM3ForCausalLM"}[name]
+    assert_same_logits(model, theirs.eval(), tokens)
+
+
+def test_transformers_does_not_open_what_it_would_compute_otherwise(scheme, tiny_model, tmp_path):
+    """A Llama without the scheme's share gives fluent-looking nonsense. Whether none and rope are right: see above."""
+    if scheme in ("none", "rope"):
+        return
+    save_checkpoint(tmp_path / "c", tiny_model(scheme, torch.float32), {})
+    with pytest.raises(ValueError, match="whereabouts"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "c")
+
+
+def test_token_ids_of_the_text_s_ends_are_written(tiny_model, tmp_path):
+    """transformers' defaults are 1 and 2, which are letters or bytes here."""
+    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
+    save_checkpoint(tmp_path / "c", tiny_model(vocab_size=257), tokenizer_files(tokenizer))
+    stored = json.loads((tmp_path / "c" / "config.json").read_text())
+    assert (stored["bos_token_id"], stored["eos_token_id"]) == (256, 256)
+
+
+# We read those of transformers
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("heads, kv_heads", HEADS)
+def test_a_llama_of_transformers_gives_equal_logits(heads, kv_heads, tied, llama_folder, tokens):
+    folder, theirs = llama_folder(
+        num_attention_heads=heads, num_key_value_heads=kv_heads, tie_word_embeddings=tied, rms_norm_eps=1e-3
+    )
+    assert_same_logits(load_checkpoint(folder), theirs, tokens)
+
+
+def test_a_sharded_llama_with_another_base_and_width_of_heads(llama_folder, tokens):
+    rope = {"rope_type": "default", "rope_theta": 300.0}
+    folder, theirs = llama_folder("20KB", rope_parameters=rope, head_dim=12)
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    assert_same_logits(load_checkpoint(folder), theirs, tokens)
+
+
+def test_an_older_llama_folder_gives_equal_logits(llama_folder, tokens):
+    """Version 4 has rope_theta by itself, once stored the frequencies, and left out what was the default."""
+    folder, theirs = llama_folder(rope_parameters={"rope_type": "default", "rope_theta": 300.0})
+    theirs.config.rms_norm_eps = 1e-6
+    older = dict(rope_parameters=None, rope_theta=300.0, head_dim=None, rms_norm_eps=None, tie_word_embeddings=None)
+    edit(folder / "config.json", **older)
+    edit_weights(folder, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
+    assert_same_logits(load_checkpoint(folder), theirs, tokens)
+
+
+# Broken folders
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, 0.5, 0.999])
+def test_truncated_weights_are_refused(saved, keep):
+    file = saved / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[: int(keep * len(content)) if isinstance(keep, float) else keep])
+    assert str(file) in refusal(load_checkpoint, saved)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_missing_files_are_named(saved, name):
+    (saved / name).unlink()
+    assert str(saved / name) in refusal(load_checkpoint, saved)
+
+
+def test_a_missing_shard_is_named(llama_folder):
+    folder, _ = llama_folder("20KB")
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    shard.unlink()
+    assert str(shard) in refusal(load_checkpoint, folder)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', "[]", "{"])
+def test_a_broken_index_of_shards_is_refused(saved, content):
+    (saved / "model.safetensors.index.json").write_text(content)
+    assert str(saved) in refusal(load_checkpoint, saved)
+
+
+def test_a_tensor_of_another_shape_is_refused(saved):
+    edit_weights(saved, **{"model.norm.weight": torch.ones(33)})
+    message = refusal(load_checkpoint, saved)
+    assert all(word in message for word in (str(saved / "model.safetensors"), "model.norm.weight", "[33]", "[32]"))
+
+
+def test_a_missing_tensor_is_refused(saved):
+    edit_weights(saved, **{"model.layers.1.mlp.up_proj.weight": None})
+    message = refusal(load_checkpoint, saved)
+    assert str(saved) in message and "layers.1.mlp.up_proj.weight" in message
+
+
+def test_a_tensor_too_many_is_refused(saved):
+    """Such as a bias that this model does not have: without it the logits would be wrong."""
+    edit_weights(saved, **{"model.layers.0.self_attn.q_proj.bias": torch.ones(32)})
+    message = refusal(load_checkpoint, saved)
+    assert str(saved / "model.safetensors") in message and "q_proj.bias" in message
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"hidden_size": 3'])
+def test_a_config_that_is_no_mapping_is_refused(saved, content):
+    (saved / "config.json").write_bytes(content)
+    assert str(saved / "config.json") in refusal(load_checkpoint, saved)
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("hidden_act", "gelu"),
+        ("attention_bias", True),
+        ("mlp_bias", True),
+        ("model_type", "gpt2"),
+        ("rope_parameters", {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "mscale": 0.7}),
+        ("rope_scaling", {"type": "dynamic", "factor": 2.0}),
+        ("rope_scaling", {"rope_type": "longrope", "factor": 8.0}),
+        ("rope_scaling", "linear"),
+        ("num_attention_heads", 5),
+        ("hidden_size", "wide"),
+        ("vocab_size", None),
+        ("num_hidden_layers", None),
+        ("model_type", None),
+    ],
+)
+def test_a_llama_that_we_would_compute_otherwise_is_refused(llama_folder, key, value):
+    folder, _ = llama_folder()
+    edit(folder / "config.json", **{"rope_parameters": None, "rope_theta": 1e4, key: value})
+    message = refusal(load_checkpoint, folder)
+    assert str(folder / "config.json") in message
+    assert value is None or key in message or "rope_type" in message
+
+
+def test_an_unknown_scheme_is_refused(saved):
+    edit(saved / "config.json", position={"scheme": "ropes"})
+    message = refusal(load_checkpoint, saved)
+    assert str(saved / "config.json") in message and "'ropes'" in message
+
+
+@pytest.mark.parametrize("content", [b"", b"no torch file"])
+def test_a_broken_trainer_state_is_refused(saved, content):
+    (saved / "trainer.pt").write_bytes(content)
+    assert str(saved / "trainer.pt") in refusal(load_trainer, saved)
+
+
+def test_a_run_folder_means_its_newest_complete_checkpoint(saved, tmp_path):
+    """By number, not by name: step_1000000 comes after step_999999. A partial folder is none."""
+    checkpoints = tmp_path / "run" / "checkpoints"
+    for name in ("step_999999", "step_1000000", ".step_2000000.partial"):
+        shutil.copytree(saved, checkpoints / name)
+    (checkpoints / "step_3000000").mkdir()
+    assert find_checkpoint(tmp_path / "run") == checkpoints / "step_1000000"
+    assert find_checkpoint(saved) == saved
+    assert str(tmp_path / "no") in refusal(find_checkpoint, tmp_path / "no")
+
+
+# Saving
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_saving_twice_keeps_the_second_and_leaves_nothing_beside(saved, tiny_model):
+    model = tiny_model("none", torch.float32, seed=4)
+    save_checkpoint(saved, model, {})
+    assert names(saved.parent) == ["checkpoint"] and names(saved) == ["config.json", "model.safetensors"]
+    assert torch.equal(load_checkpoint(saved).norm.weight, model.norm.weight)
+
+
+@pytest.mark.parametrize("call", ["save_file", "os.fsync", "os.replace"])
+def test_a_kill_during_a_save_leaves_no_checkpoint_or_the_old_one(call, tiny_model, tmp_path, monkeypatch):
+    """And the next save is not disturbed by what the killed one left."""
+    folder, model = tmp_path / "c", tiny_model(dtype=torch.float32)
+
+    def kill(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"model.checkpoint.{call}", kill)
+        with pytest.raises(KeyboardInterrupt):
+            save_checkpoint(folder, model, {"old.txt": ""})
+    assert not folder.exists() and names(tmp_path) == [".c.partial"]
+    save_checkpoint(folder, model, {})
+    assert names(tmp_path) == ["c"] and names(folder) == ["config.json", "model.safetensors"]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"model.checkpoint.{call}", kill)
+        with pytest.raises(KeyboardInterrupt):
+            save_checkpoint(folder, tiny_model(seed=1), {})
+    assert torch.equal(load_checkpoint(folder).norm.weight, model.norm.weight)
+
+
+@pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_others_may_read_the_files_as_the_umask_says(umask, mode, tiny_model, tmp_path):
+    """safetensors makes files that only their owner can read."""
+    before = os.umask(umask)
+    try:
+        save_checkpoint(tmp_path / "c", tiny_model(dtype=torch.float32), {"tokenizer.json": "{}"}, {"step": 1})
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "c").iterdir()]
+    assert len(files) == 4 and {stat.S_IMODE(path.stat().st_mode) for path in files} == {mode}

@@ -1,0 +1,721 @@
+"""What is said about positional encodings, one test per claim; docs/positional-encodings.md is the same as prose.
+
+Each docstring gives the claim, its source, and whether it holds. Numbers written out here come from an independent
+float64 program, not from this project. Where a test tells "changes" from "stays", weights are large enough
+(`initializer_range` 0.3, logits of order 1) that the two lie orders of magnitude apart: CHANGED and SAME.
+"""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from pydantic import ValidationError
+from torch import nn
+
+from model.attention import LinearAttention, SoftmaxAttention, rotate
+from model.cache import Cache
+from model.config import ModelConfig, position_config
+from model.position import POSITIONS, AlibiPosition, T5Position, build_position, ladder, phases
+from model.transformer import Transformer
+from rotary_forms import rotation_matrix, to_half, to_interleaved
+
+ROOT = Path(__file__).resolve().parents[1]
+FIGURES = runpy.run_path(str(ROOT / "docs" / "figures.py"))  # the functions that the pictures are drawn from
+SAME = 1e-4  # differences below are float32 rounding; measured: up to 4e-6 for logits of standard deviation 1.8
+CHANGED = 0.1  # differences above count as such; measured: 0.3 to 8
+LAYOUTS = pytest.mark.parametrize("layout", ["half", "interleaved"])
+
+
+def config(position="rope", *, head_dim=8, **shape):
+    """Two layers, four heads, two key heads."""
+    defaults = {"vocab_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    defaults |= {"hidden_size": 4 * head_dim, "max_position_embeddings": 2048, "initializer_range": 0.3}
+    return ModelConfig(**defaults | shape, position=position)
+
+
+def transformer(position="rope", **shape):
+    return Transformer(config(position, **shape)).eval()
+
+
+def attention(position="rope", kind=SoftmaxAttention, dtype=torch.float64, **shape):
+    """One attention layer with weights of order 1."""
+    torch.manual_seed(0)
+    return kind(config(position, **shape)).to(dtype).requires_grad_(False)
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def tokens(*shape, seed=0):
+    return torch.randint(32, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def turned(x, position, layout="half", base=10000.0):
+    """x (…, d) turned by the product as if it stood at one position."""
+    scheme = build_position(config({"scheme": "rope", "base": base}, head_dim=x.shape[-1]))
+    return rotate(x.unsqueeze(-2).unsqueeze(-2), *scheme.rotation(torch.tensor([position])), layout)[..., 0, 0, :]
+
+
+def score(q, k, m, n, layout="half", q_base=10000.0, k_base=10000.0):
+    """q at position m against k at position n, before 1/√d."""
+    return (turned(q, m, layout, q_base) * turned(k, n, layout, k_base)).sum(-1)
+
+
+def difference(a, b):
+    return (a - b).abs().max().item()
+
+
+Q = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8.0], dtype=torch.float64)
+K = torch.tensor([0.8, -0.7, 0.6, -0.5, 0.4, -0.3, 0.2, 0.9], dtype=torch.float64)
+
+
+# The rotation
+
+
+@LAYOUTS
+def test_scores_depend_on_the_distance_alone(layout):
+    """Claim: the score of a rotated query and key depends on m − n only. Su et al. 2021, equation 16. Holds."""
+    expected = {"interleaved": 3.9305941802688693, "half": 7.810904347968927}[layout]
+    for m, n in ((7, 0), (1007, 1000), (1_000_007, 1_000_000)):
+        assert abs(score(Q, K, m, n, layout).item() - expected) < 1e-5
+    assert abs(score(Q, K, 7, 1, layout).item() - expected) > 0.1
+
+
+def test_between_query_and_key_lies_the_rotation_by_n_minus_m():
+    """Claim: the score is qᵀR_{n−m}k. Su et al. 2021, equation 16. Holds; several write-ups print R_{m−n}.
+
+    The wrong sign gives the score at the mirrored distance. With q = k nobody can tell.
+    """
+    for m, n, expected, mirrored in ((7, 0, 3.9305941802688693, 12.457385241427396), (1000, 7, 12.79274, -5.04249)):
+        assert abs(score(Q, K, m, n, "interleaved").item() - expected) < 1e-5
+        assert abs((Q @ rotation_matrix(n - m, 8) @ K).item() - expected) < 1e-5
+        assert abs((Q @ rotation_matrix(m - n, 8) @ K).item() - mirrored) < 1e-5
+    assert abs((Q @ rotation_matrix(7, 8) @ Q - Q @ rotation_matrix(-7, 8) @ Q).item()) < 1e-12
+
+
+@LAYOUTS
+def test_the_norm_is_kept_and_the_mean_is_not(layout):
+    """Claim: rotation keeps norm and mean. The norm: holds. The mean: does not."""
+    means = {"interleaved": {0: 4.5, 1: 4.2041342930640395, 7: 4.026268562772568, 1000: 0.7475191662157805}}
+    for position in (0, 1, 7, 1000):
+        x = turned(Q, position, layout)
+        assert abs(x.norm().item() - 14.2828568570857) < 1e-6
+        if layout in means:
+            assert abs(x.mean().item() - means[layout][position]) < 1e-6
+    assert abs(turned(Q, 1000, layout).mean().item() - 4.5) > 1
+
+
+def test_the_transpose_undoes_a_rotation_and_rotations_add_up():
+    """Claim: R_mᵀ = R_{−m} and R_a R_b = R_{a+b}. Su et al. 2021, section 3.4. Holds."""
+    for a, b in ((3, 4), (1000, -7)):
+        assert difference(rotation_matrix(a, 8).T, rotation_matrix(-a, 8)) < 1e-15
+        assert difference(rotation_matrix(a, 8) @ rotation_matrix(b, 8), rotation_matrix(a + b, 8)) < 1e-12
+        assert difference(turned(turned(Q, a, "interleaved"), b, "interleaved"), turned(Q, a + b, "interleaved")) < 1e-6
+        assert difference(turned(turned(Q, a, "interleaved"), -a, "interleaved"), Q) < 1e-6
+
+
+@LAYOUTS
+def test_the_complex_product_is_the_real_formula(layout, monkeypatch):
+    """Claim: (x1 cos φ − x2 sin φ, x1 sin φ + x2 cos φ) is z e^{iφ}. Su et al. 2021, equation 13. Holds.
+
+    The product uses the one in eager mode and the other under the compiler.
+    """
+    x, phi = draw(2, 5, 4, 8), draw(2, 5, 4, seed=1)
+    x1, x2 = x.chunk(2, dim=-1) if layout == "half" else (x[..., 0::2], x[..., 1::2])
+    cos, sin = phi.cos().unsqueeze(-2), phi.sin().unsqueeze(-2)
+    expected = torch.stack((x1 * cos - x2 * sin, x1 * sin + x2 * cos), dim=-1).flatten(-2)
+    for compiling in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+        assert difference(rotate(x, phi.cos(), phi.sin(), layout), expected) < 1e-14
+
+
+def test_the_dense_block_diagonal_matrix_is_the_fast_path():
+    """Claim: rotating pairs is multiplying by the block-diagonal R_m. Su et al. 2021, equations 15 and 34. Holds."""
+    for position in (0, 1, 7, 1000, 131_071):
+        assert difference(rotation_matrix(position, 8) @ Q, turned(Q, position, "interleaved")) < 1e-6
+
+
+def test_layouts_are_one_function_under_a_permutation_and_not_otherwise():
+    """Claim: the half and the interleaved layout are equivalent. Only with the rows of q_proj and k_proj permuted.
+
+    The same weights read in the other layout are another model: the layout belongs to the checkpoint.
+    """
+    half = transformer({"scheme": "rope", "layout": "half"})
+    interleaved = transformer({"scheme": "rope", "layout": "interleaved"})
+    ids = tokens(2, 12)
+    with torch.no_grad():
+        expected = half(ids)
+        assert difference(interleaved(ids), expected) > CHANGED  # equal weights: both are drawn from seed 0
+        for layer in interleaved.layers:
+            for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+                rows = projection.weight.T.unflatten(-1, (-1, 8))  # (hidden_size, heads, head_dim)
+                projection.weight.copy_(to_interleaved(rows).flatten(-2).T)
+        assert difference(interleaved(ids), expected) < SAME
+    assert abs(score(Q, K, 7, 0, "half") - score(Q, K, 7, 0, "interleaved")) > 1
+
+
+def test_the_phase_must_be_linear_in_the_position():
+    """Claim: any phase f(m) that grows would do. It would not: only f(m) = cm makes scores depend on m − n."""
+
+    def spread(f):
+        """How far scores at one distance, 5, lie apart over the text."""
+        scores = []
+        for n in (0, 10, 100):
+            x = []
+            for vector, position in ((Q, n + 5), (K, n)):
+                phi = phases(f(torch.tensor([position], dtype=torch.float64)), ladder(8, 10000.0))
+                x.append(rotate(vector[None, None], phi.cos(), phi.sin(), "interleaved"))
+            scores.append((x[0] * x[1]).sum().item())
+        return max(scores) - min(scores)
+
+    assert spread(lambda m: m) < 1e-12
+    assert spread(lambda m: 3 * m) < 1e-12
+    assert spread(lambda m: m**2) > 1
+    assert spread(lambda m: torch.log1p(m)) > 1
+
+
+@pytest.mark.parametrize("kind", [SoftmaxAttention, LinearAttention])
+def test_values_carry_no_position(kind):
+    """Claim: only queries and keys are rotated. Su et al. 2021, equation 16. Holds.
+
+    A token that sees itself alone has weight 1: its value comes out as it went in, at any position.
+    """
+    layer, scheme, x = attention(kind=kind), build_position(config()), draw(1, 1, 32)
+    values = layer.heads(x, layer.v_proj).repeat_interleave(2, dim=-2)  # two query heads for each key head
+    for position in (0, 1, 1000):
+        out = layer(x, scheme.rotation(torch.tensor([position])), None, cache=None, layer=0)
+        assert difference(out, layer.o_proj(values.flatten(-2))) < 1e-6
+
+
+# Frequencies
+
+
+def test_small_pair_indices_turn_fastest():
+    """Claim: θ_i = base^(−2i/d) falls with i, from 1 radian per token. Su et al. 2021, section 3.2.2. Holds.
+
+    Some articles print it the other way round. d is the width of a head, not that of the model.
+    """
+    theta = FIGURES["frequencies"](64)
+    assert len(theta) == 32 and theta[0] == 1 and (theta.diff() < 0).all()
+    for i, expected in ((1, 0.7498942093324559), (8, 0.1), (16, 0.01), (31, 0.0001333521432163324)):
+        assert abs(theta[i].item() / expected - 1) < 1e-14
+    slowest = {16: 0.00031622776601683794, 32: 0.00017782794100389227}
+    for head_dim, expected in slowest.items():  # the width of the model is four times as large
+        cos, sin = build_position(config(head_dim=head_dim)).rotation(torch.tensor([1]))
+        assert cos.shape == (1, head_dim // 2)
+        assert abs(torch.atan2(sin, cos)[0, -1].item() / expected - 1) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "head_dim, base, length, expected",
+    [(32, 100, 512, 16), (32, 10000, 64, 5), (32, 10000, 256, 7), (64, 10000, 1024, 18), (64, 1000, 256, 18)],
+)
+def test_slow_pairs_complete_no_turn_within_the_trained_length(head_dim, base, length, expected):
+    """Claim: every pair sees all its angles in training. It does not: pairs with θ_i L < 2π never complete a turn.
+
+    At d = 32, base 10,000 and 256 tokens, 9 of 16 pairs meet angles they have not seen as soon as the text is longer.
+    """
+    angles = phases(torch.tensor([length]), FIGURES["frequencies"](head_dim, base=base))
+    assert int((angles >= 2 * torch.pi).sum()) == expected
+
+
+def test_one_frequency_collides():
+    """Claim: one frequency would do. It would not: positions 0 and 710 are 3.4e-4 apart (113 turns and 6e-5 rad).
+
+    With the ladder no two positions below 4,096 are nearer than 1.47. d = 64, vectors of norm √32.
+    """
+
+    def distances(theta):
+        phi = phases(torch.arange(1, 4096), theta)
+        return torch.cat((phi.cos() - 1, phi.sin()), dim=-1).norm(dim=-1)  # from position 0
+
+    single, ladders = distances(torch.ones(32, dtype=torch.float64)), distances(FIGURES["frequencies"](64))
+    assert single.argmin() + 1 == 710 and abs(single.min().item() - 0.00034104442679964433) < 1e-12
+    assert ladders.argmin() + 1 == 1 and abs(ladders.min().item() - 1.4718480481224778) < 1e-12
+    assert abs(ladders[709].item() - 7.296668045735773) < 1e-12
+
+
+def test_sine_without_cosine_leaks_the_absolute_position():
+    """Claim: sines alone would do. They would not: what is left over is cos((s + t)θ), so lag 5 looks ever different.
+
+    With pairs of sine and cosine the dot product at lag 5 is 23.504 everywhere (d = 64).
+    """
+    theta = FIGURES["frequencies"](64)
+    for t, expected in ((0, 0.0), (5, 2.0169538957336215), (100, 8.099990498407333), (1000, 10.713570752471343)):
+        early, late = phases(torch.tensor([t, t + 5]), theta)
+        assert abs((late.sin() @ early.sin()).item() - expected) < 1e-10
+        assert abs((late.sin() @ early.sin() + late.cos() @ early.cos()).item() - 23.50397081044963) < 1e-10
+
+
+def test_dot_products_of_sinusoids_depend_on_the_distance_alone():
+    """Claim: a shift of sinusoidal embeddings is a rotation, so dot products see s − t. Vaswani et al. 2017. Holds.
+
+    But they are added before the projections, and the scores of a layer see both positions.
+    """
+    model = transformer({"scheme": "sinusoidal", "rms": 0.5**0.5}, hidden_size=8, head_dim=2)
+    rows = model.position.embedding(torch.tensor([5, 4, 9, 104, 109]))
+    expected = [-0.95892427, 0.28366219, 0.47942554, 0.87758256, 0.04997917, 0.99875026, 0.00499998, 0.99998750]
+    assert difference(rows[0], torch.tensor(expected)) < 1e-7
+    assert abs((rows[2] @ rows[1]).item() - 3.159982507774607) < 1e-6
+    assert abs((rows[4] @ rows[3]).item() - 3.1599825077746067) < 1e-6
+    with torch.no_grad():
+        projection = model.layers[0].self_attn.q_proj.weight
+        near, far = ((projection @ rows[i]) @ rows[j] for i, j in ((2, 1), (4, 3)))
+    assert abs(near - far) > CHANGED
+
+
+def test_printed_sinusoids_drown_the_token_embeddings():
+    """Claim: add the sinusoids as printed. Their root mean square is 0.707, that of the tokens 0.02: they drown them.
+
+    The paper multiplies token embeddings by √hidden_size, which mends it only where their standard deviation is
+    1/√hidden_size: with 0.02 and a width of 128 they come to 0.23. Here both start equal.
+    """
+
+    def rms(x):
+        return x.square().mean().sqrt().item()
+
+    positions = torch.arange(128)
+    shape = {"hidden_size": 128, "initializer_range": 0.02, "vocab_size": 512}
+    printed = transformer({"scheme": "sinusoidal", "rms": 0.5**0.5}, **shape)
+    with torch.no_grad():
+        token_rms = rms(printed.embed_tokens.weight)
+        assert abs(rms(printed.position.embedding(positions)) - 0.7071) < 1e-4
+        assert abs(token_rms - 0.02) < 1e-3 and abs(token_rms * 128**0.5 - 0.23) < 0.01
+        for scheme in POSITIONS:
+            model = transformer(scheme, **shape)
+            if (embedding := model.position.embedding(positions)) is not None:
+                assert 0.95 < rms(embedding) / token_rms < 1.05, scheme
+
+
+@pytest.mark.parametrize("head_dim", [32, 128])
+def test_the_bound_on_scores_decays_and_not_steadily(head_dim):
+    """Claim: scores decay with the distance. Su et al. 2021, section 3.4.3. Only an upper bound does, and unsteadily.
+
+    |score| ≤ max_i |h_{i+1} − h_i| Σ_j |S_j|. At d = 128 the mean of |S_j| falls from 32.5 to 6.54 at 256 tokens, but
+    rises at 115 of the 256 steps between, by up to 1.17, and is 7.60 at 5,000 tokens, above the 4.47 at 1,000.
+    """
+    expected = {
+        128: {0: 32.5, 10: 17.95413713708483, 256: 6.54309732297894, 1000: 4.47076103424874, 5000: 7.59609616739412},
+        32: {0: 8.5, 10: 4.1511821727247495, 256: 3.2138845802740397, 1000: 2.246174559277774},
+    }
+    bound = FIGURES["decay_bound"]
+    for distance, value in expected[head_dim].items():
+        assert abs(bound(torch.tensor([distance]), head_dim).item() - value) < 1e-9
+    if head_dim == 128:
+        steps = bound(torch.arange(257), head_dim).diff()
+        assert (steps > 0).sum() == 115 and steps.argmax() == 99 and abs(steps.max().item() - 1.166769066422022) < 1e-9
+
+    q, k = draw(64, head_dim), draw(64, head_dim, seed=1)
+    z_q, z_k = (torch.view_as_complex(x.unflatten(-1, (-1, 2))) for x in (q, k))
+    h = F.pad(z_q * z_k.conj(), (0, 1))  # h_{d/2} = 0
+    for distance in (0, 1, 10, 256, 5000):
+        limit = h.diff(dim=-1).abs().amax(-1) * bound(torch.tensor([distance]), head_dim) * head_dim / 2
+        assert (score(q, k, distance, 0, "interleaved").abs() <= limit).all()
+
+
+def test_the_scores_of_random_vectors_decay_at_no_distance():
+    """Claim: far tokens get smaller scores. Not for random q and k: mean 0, standard deviation √d at every distance.
+
+    The score of q = k = 1 does fall, and is below 0 from distance 1,707 on at d = 128.
+    """
+    q, k = draw(4000, 32), draw(4000, 32, seed=1)
+    for distance in (0, 10, 1000, 100_000):
+        scores = score(q, k, distance, 0)
+        assert abs(scores.mean().item()) < 4 * 32**0.5 / 4000**0.5
+        assert abs(scores.std().item() / 32**0.5 - 1) < 0.06
+    ones = phases(torch.arange(2000), ladder(128, 10000.0)).cos().sum(-1)
+    assert (ones < 0).nonzero()[0].item() == 1707
+
+
+# Precision
+
+
+@pytest.mark.parametrize(
+    "length, float32_error",
+    [
+        (2048, 7.007763338051642e-05),
+        (32768, 0.0011943938064099408),
+        (131072, 0.0044984318917046795),
+        (1048576, 0.02513722608849761),
+    ],
+)
+def test_only_float64_angles_keep_long_tables_exact(length, float32_error):
+    """Claim: float32 is enough for the tables. For cos and sin, yes; for the angles they come from, no.
+
+    Errors at the last 64 positions, d = 64: 3e-8 from float64 angles at any length; from float32 angles 7e-5 at 2k,
+    1.2e-3 at 32k, 4.5e-3 at 128k, 2.5e-2 at 1M, as a float32 number's last digit grows with it.
+    """
+    errors = FIGURES["table_errors"](length - 1)
+    assert errors["float64 angles, cast to float32"].max() < 3e-8  # half a unit in the last place below 1
+    assert abs(errors["float32 angles"].max().item() / float32_error - 1) < 0.02
+    assert errors["bfloat16 angles"].max() > 1.9
+
+
+def test_bfloat16_angles_make_positions_collide():
+    """Claim: positions may be computed in the model's dtype. Not in bfloat16, with its 8 significant bits.
+
+    The first 2,048 positions are 641 different numbers in bfloat16: up to nine neighbours share their angles. Near
+    position 2,047 the error is up to 1.999, where 2 is the largest there can be.
+    """
+    numbers, shared_by = torch.arange(2048).bfloat16().unique(return_counts=True)
+    assert len(numbers) == 641 and shared_by.max() == 9
+    assert FIGURES["table_errors"](2047)["bfloat16 angles"].max() > 1.99
+
+
+@pytest.mark.parametrize("scheme", POSITIONS)
+def test_no_dtype_of_model_or_autocast_reaches_the_positions(scheme):
+    """Claim: a bfloat16 model has bfloat16 positions. Not here: the hooks give float32, bit for bit the same."""
+    positions = torch.arange(1984, 2048)
+
+    def hooks(model):
+        results = model.position.embedding(positions), model.position.bias(positions, positions)
+        return [x for x in (*results, *(model.position.rotation(positions) or ())) if x is not None]
+
+    expected = hooks(transformer(scheme))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = hooks(transformer(scheme)) + hooks(transformer(scheme).bfloat16())
+    for x, y in zip(found, 2 * expected, strict=True):
+        assert x.dtype == torch.float32 and torch.equal(x, y)
+
+
+# Attention and order
+
+
+def test_unmasked_attention_without_positions_is_permutation_equivariant():
+    """Claim: attention without positions does not know the order. Vaswani et al. 2017, section 3.5. Holds unmasked.
+
+    Equivariant, not invariant: the outputs are permuted as the inputs are. A causal mask ends it.
+    """
+    layer, x, order = attention("none"), draw(1, 6, 32), torch.tensor([3, 0, 5, 1, 4, 2])
+    everything = torch.ones(6, 6, dtype=torch.bool)
+    results = {}
+    for name, mask in (("unmasked", everything), ("causal", None)):
+        y, permuted = (layer(z, None, mask, cache=None, layer=0) for z in (x, x[:, order]))
+        results[name] = difference(permuted, y[:, order]), difference(permuted, y)
+    assert results["unmasked"][0] < 1e-12 and results["unmasked"][1] > 0.01
+    assert results["causal"][0] > 0.01
+    rotation = build_position(config()).rotation(torch.arange(6))  # and with positions it does not hold even unmasked
+    y, permuted = (attention()(z, rotation, everything, cache=None, layer=0) for z in (x, x[:, order]))
+    assert difference(permuted, y[:, order]) > 0.01
+
+
+@pytest.mark.parametrize("attention_kind", ["softmax", "linear"])
+def test_a_causal_stack_without_encoding_knows_order_from_layer_two(attention_kind):
+    """Claim: without an encoding a decoder cannot know the order. Haviv et al. 2022: a causal one can, from layer two.
+
+    Swap two early tokens: with one layer the last token cannot tell, with two it can.
+    """
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6], [2, 1, 3, 4, 5, 6]])
+    for layers in (1, 2, 3):
+        model = transformer("none", num_hidden_layers=layers, attention=attention_kind)
+        with torch.no_grad():
+            one, swapped = model(ids)[:, -1]
+        assert (difference(one, swapped) < SAME) if layers == 1 else (difference(one, swapped) > CHANGED)
+
+
+@pytest.mark.parametrize("scheme", POSITIONS)
+def test_only_absolute_schemes_count_equal_tokens(scheme):
+    """Claim: relative schemes tell the model where it is. Not among equal tokens, where softmax mixes equal values.
+
+    So a run of one token looks the same everywhere, unless something is added to the embeddings. Holds at any depth.
+    """
+    model = transformer(scheme)
+    with torch.no_grad():
+        logits = model(torch.full((1, 8), 3))[0]
+    absolute = model.position.embedding(torch.arange(8)) is not None
+    assert (difference(logits[:1], logits) > CHANGED) if absolute else (difference(logits[:1], logits) < SAME)
+
+
+@pytest.mark.parametrize("scheme", POSITIONS)
+def test_a_shift_by_1000_is_seen_by_absolute_schemes_alone(scheme):
+    """Claim: relative schemes do not see a shift of the whole text. Holds: logits stay for none, rope, alibi and t5.
+
+    A scheme is absolute where it adds something to the embeddings: those of sinusoidal and learned change.
+    """
+    model, ids, positions = transformer(scheme), tokens(2, 12), torch.arange(12).expand(2, -1)
+    absolute = model.position.embedding(positions) is not None
+    with torch.no_grad():
+        change = difference(model(ids, positions=positions + 1000), model(ids, positions=positions))
+        assert difference(model(ids, positions=positions), model(ids)) < SAME
+    assert (change > CHANGED) if absolute else (change < SAME)
+
+
+@pytest.mark.parametrize("scheme", POSITIONS)
+def test_every_scheme_but_none_sees_the_distance(scheme):
+    """Claim: each scheme tells near tokens from far ones. Holds already in a single layer, but for none."""
+    model = transformer(scheme, num_hidden_layers=1)
+    hooks = (model.position.embedding(torch.arange(3)), model.position.rotation(torch.arange(3)))
+    acts = any(x is not None for x in (*hooks, model.position.bias(torch.arange(3), torch.arange(3))))
+    with torch.no_grad():
+        one, swapped = model(torch.tensor([[1, 2, 3, 4, 5, 6], [2, 1, 3, 4, 5, 6]]))[:, -1]
+    assert (difference(one, swapped) > CHANGED) if acts else (difference(one, swapped) < SAME)
+
+
+# Caches
+
+
+@pytest.mark.parametrize("scheme", POSITIONS)
+def test_a_shared_prefix_has_the_same_keys_and_values(scheme):
+    """Claim: RoPE makes prefix caching possible. Every causal scheme does: a prefix that starts at 0 sees no tail."""
+    model, ids, caches = transformer(scheme), tokens(2, 10), []
+    ids[1, :6] = ids[0, :6]
+    with torch.no_grad():
+        for row in ids:
+            model(row[None], cache := Cache())
+            caches.append(cache.layers)
+    for layer in range(2):
+        for one, other in zip(*(cache[layer] for cache in caches)):
+            assert difference(one[:, :, :6], other[:, :, :6]) < 1e-6
+            assert difference(one[:, :, 6:], other[:, :, 6:]) > CHANGED
+
+
+@LAYOUTS
+def test_cached_keys_can_be_turned_on(layout):
+    """Claim: cached keys turned by Δ are the keys at p + Δ. Holds: R_Δ R_p = R_{p+Δ}; this is what RoPE adds.
+
+    In the first layer it holds whatever stands before. In the later ones only if all that stands before moves along:
+    behind another prefix their keys are others. Cached keys have pairs side by side, in either layout.
+    """
+    model, chunk, offset = transformer({"scheme": "rope", "layout": layout}), tokens(1, 6), 9
+    alone, shifted, behind = Cache(), Cache(), Cache()
+    with torch.no_grad():
+        model(chunk, alone)
+        model(chunk, shifted, positions=torch.arange(6)[None] + offset)
+        model(torch.cat((tokens(1, offset, seed=1), chunk), dim=1), behind)
+        rotation = model.position.rotation(torch.tensor([offset]))
+        for layer in range(2):
+            keys, values = alone.layers[layer]
+            moved = rotate(keys.transpose(1, 2), *rotation, "interleaved").transpose(1, 2)
+            assert difference(moved, shifted.layers[layer][0]) < 1e-5
+            assert difference(values, shifted.layers[layer][1]) < 1e-5
+            assert difference(keys, shifted.layers[layer][0]) > CHANGED
+            change = difference(moved, behind.layers[layer][0][:, :, offset:])
+            assert (change < 1e-5) if layer == 0 else (change > CHANGED)
+
+
+def test_is_causal_with_a_filled_cache_attends_to_position_0_alone():
+    """Claim: is_causal is right for decoding. It is not: torch aligns the mask top left, so one query sees one key.
+
+    The product gives no is_causal to a single query, and a mask to several that meet a filled cache.
+    """
+    q, k, v = draw(1, 1, 1, 8), draw(1, 1, 5, 8, seed=1), draw(1, 1, 5, 8, seed=2)
+    assert difference(F.scaled_dot_product_attention(q, k, v, is_causal=True), v[:, :, :1]) < 1e-12
+    assert difference(F.scaled_dot_product_attention(q, k, v), v[:, :, :1]) > CHANGED
+
+    model, ids = transformer(), tokens(1, 9)
+    with torch.no_grad():
+        expected, cache = model(ids), Cache()
+        chunks = [model(chunk, cache) for chunk in ids.split([4, 1, 3, 1], dim=1)]
+    assert difference(torch.cat(chunks, dim=1), expected) < SAME
+
+
+def test_dynamic_ntk_mixes_bases_in_a_cache():
+    """Claim: the base may grow with the sequence. Not with rotated keys in the cache: they were turned by another θ.
+
+    A query by base 40,000 against keys by base 10,000 no longer sees the distance alone. So the product refuses it.
+    """
+    scores = [score(Q, K, n + 7, n, q_base=40000.0).item() for n in (0, 100, 1000)]
+    assert max(scores) - min(scores) > 1
+    scores = [score(Q, K, n + 7, n, q_base=40000.0, k_base=40000.0).item() for n in (0, 100, 1000)]
+    assert max(scores) - min(scores) < 1e-5
+    with pytest.raises(ValidationError, match="dynamic"):
+        config({"scheme": "rope", "scaling": {"rope_type": "dynamic", "factor": 4}})
+
+
+# One scheme each
+
+
+def test_a_learned_table_ends():
+    """Claim: a learned table has no vector past its end. Holds: an error, never the last row again."""
+    model = transformer({"scheme": "learned", "max_length": 16}, max_position_embeddings=16)
+    with torch.no_grad():
+        model(tokens(1, 16), cache := Cache())
+        for call in (
+            lambda: model(tokens(1, 17)),
+            lambda: model(tokens(1, 1), cache),
+            lambda: model(tokens(1, 1), positions=torch.tensor([[16]])),
+        ):
+            with pytest.raises(IndexError, match="position 16 lies past the table of 16"):
+                call()
+
+
+def test_log_theta_cannot_change_its_sign():
+    """Claim: θ may be trained as it is. It may not: one Adam step at 3e-4 turns the three slowest pairs round.
+
+    The last θ is 1.3e-4 (d = 64). As a drift of log θ, even a step of 1 leaves all θ positive, and the start is bit
+    for bit that of rope.
+    """
+    raw = nn.Parameter(FIGURES["frequencies"](64).float())
+    raw.grad = torch.ones_like(raw)
+    torch.optim.Adam([raw], lr=3e-4).step()
+    assert (raw < 0).sum() == 3 and raw[-1] < 0
+
+    scheme, position = build_position(config("learned_theta", head_dim=64)), torch.tensor([1])
+    fixed = build_position(config("rope", head_dim=64))
+    long = torch.arange(2048)
+    assert all(torch.equal(x, y) for x, y in zip(scheme.rotation(long), fixed.rotation(long), strict=True))
+    for rate in (3e-4, 1.0):
+        scheme.zero_grad()
+        scheme.rotation(position)[1].sum().backward()  # the sine at 1 grows with each θ, so the step makes θ smaller
+        torch.optim.Adam(scheme.parameters(), lr=rate).step()
+        cos, sin = scheme.rotation(position)
+        assert (torch.atan2(sin, cos) > 0).all()
+    assert scheme.metrics()["theta_drift"] == pytest.approx([1.0003] * 32, abs=1e-4)
+    assert (torch.atan2(sin, cos) < 0.5 * torch.atan2(*reversed(fixed.rotation(position)))).all()
+
+
+def test_alibi_is_added_after_the_scaling():
+    """Claim: the score is q·k/√d − slope·(m − n). Press et al. 2022, section 3. Holds: the slope is not divided by √d.
+
+    Slopes are 2^(−8h/H) for a power of two; for other numbers of heads some of the next power's are put behind.
+    """
+    slopes = {
+        4: [0.25, 0.0625, 0.015625, 0.00390625],
+        6: [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125],
+        12: [2.0**-h for h in range(1, 9)] + [2.0 ** -(h + 0.5) for h in range(0, 4)],
+    }
+    for heads, expected in slopes.items():
+        assert AlibiPosition.slopes(heads) == pytest.approx(expected, rel=1e-15)
+
+    layer, x, positions = attention("alibi"), draw(1, 5, 32), torch.arange(5)
+    distance = (positions[:, None] - positions).double()
+    bias = build_position(config("alibi")).bias(positions, positions)
+    assert difference(bias, -torch.tensor(slopes[4]).double()[:, None, None] * distance) == 0
+    q, k, v = (layer.heads(x, p).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+    scores = q @ k.repeat_interleave(2, dim=1).mT / 8**0.5 + bias
+    weights = scores.masked_fill(distance < 0, float("-inf")).softmax(-1)
+    expected = layer.o_proj((weights @ v.repeat_interleave(2, dim=1)).transpose(1, 2).flatten(-2))
+    mask = bias.double().masked_fill(distance < 0, float("-inf"))
+    assert difference(layer(x, None, mask, cache=None, layer=0), expected) < 1e-6
+
+
+def test_t5_distances_share_buckets_that_grow():
+    """Claim: 16 single distances, then 16 ranges up to 128, then one bucket. Raffel et al. 2020, section 2.1. Holds."""
+    first = [*range(17), 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+    buckets = T5Position.buckets(torch.arange(1001), 32, 128)
+    assert [buckets.tolist().index(bucket) for bucket in range(32)] == first
+    assert (buckets.diff() >= 0).all() and buckets[-1] == 31
+
+
+def test_the_normalizer_of_linear_attention_stays_unrotated():
+    """Claim: rotate queries and keys of linear attention, and done. Su et al. 2021, equation 19: in the numerator only.
+
+    Rotated weights may be negative, and so may their sum; φ = elu + 1 keeps the unrotated sum positive.
+    """
+    layer, x = attention(kind=LinearAttention, num_key_value_heads=4), 3 * draw(1, 12, 32)
+    x[:, 0] *= 10  # a first token with large keys, which the others see turned
+    rotation = build_position(config()).rotation(torch.arange(12))
+    q, k, v = (layer.heads(x, p)[0].transpose(0, 1) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+    q, k = F.elu(q) + 1, F.elu(k) + 1  # (heads, T, head_dim)
+    matrices = torch.stack([rotation_matrix(m, 8) for m in range(12)])
+    turned_q, turned_k = (torch.einsum("tij,htj->hti", matrices, to_interleaved(z)) for z in (q, k))
+    weights, plain = (turned_q @ turned_k.mT).tril(), (q @ k.mT).tril()
+    assert weights.min() < 0 and weights.sum(-1).min() < 0 and (plain.sum(-1) > 0).all()
+    expected = (weights @ v) / plain.sum(-1, keepdim=True)
+    expected = layer.o_proj(expected.transpose(0, 1).flatten(-2))[None]
+    assert difference(layer(x, rotation, None, cache=None, layer=0), expected) < 1e-5
+    rotated_sum = layer.o_proj(((weights @ v) / weights.sum(-1, keepdim=True)).transpose(0, 1).flatten(-2))[None]
+    assert difference(rotated_sum, expected) > CHANGED
+
+
+# Longer than trained
+
+
+@pytest.mark.parametrize(
+    "rope_type, expected",
+    [
+        ("linear", {0: 0.25, 8: 0.025, 16: 0.0025, 31: 3.33380358040831e-05}),
+        ("ntk", {0: 1.0, 8: 0.06992454992116262, 16: 0.004889442681677164, 31: 3.3338035804083106e-05}),
+        ("yarn", {0: 1.0, 8: 0.1, 16: 0.005384615384615384, 20: 0.0009730085108210397, 31: 3.33380358040831e-05}),
+    ],
+)
+def test_scaled_frequencies(rope_type, expected):
+    """Claim: linear divides every θ by s, ntk changes the base, yarn blends. Chen, bloc97, Peng et al. 2023. Holds."""
+    theta = FIGURES["frequencies"](64, scaling={"rope_type": rope_type, "factor": 4})
+    for i, value in expected.items():
+        assert abs(theta[i].item() / value - 1) < 1e-12
+
+
+def test_llama3_divides_long_waves_alone():
+    """Claim: waves shorter than L/4 keep θ, those longer than L get θ/s, the rest a blend. Llama 3.1, 2024. Holds.
+
+    At d = 128, base 500,000, L = 8,192 and s = 8: 29 pairs keep θ, 6 lie between, 29 get θ/8.
+    """
+    options = {"base": 500000, "scaling": {"rope_type": "llama3", "factor": 8}}
+    theta, plain = FIGURES["frequencies"](128, 8192, **options), FIGURES["frequencies"](128, base=500000)
+    ratio = theta / plain
+    assert (ratio == 1).sum() == 29 and ((ratio - 1 / 8).abs() < 1e-12).sum() == 29
+    assert abs(theta[29].item() / 0.002166570763503359 - 1) < 1e-12
+    assert abs(theta[34].item() / 0.0001785078127679964 - 1) < 1e-12
+
+
+def test_yarn_keeps_fast_pairs_and_slows_the_slow_ones():
+    """Claim: high frequencies keep θ, low ones get θ/s. Peng et al. 2023, section 3.2. Holds.
+
+    One library has the ramp the wrong way round. From pair 8 to 21 it is linear in the index (d = 64, L = 2,048),
+    and cos and sin are multiplied by 0.1 ln s + 1 = 1.1386 for s = 4.
+    """
+    scaling = {"rope_type": "yarn", "factor": 4}
+    ratio = FIGURES["frequencies"](64, scaling=scaling) / FIGURES["frequencies"](64)
+    assert difference(ratio[:9], torch.ones(9)) < 1e-12 and difference(ratio[21:], torch.full((11,), 0.25)) < 1e-12
+    assert (ratio[8:22].diff() + 0.75 / 13).abs().max() < 1e-12
+    scheme = FIGURES["rotary"](64, scaling=scaling)
+    assert abs(scheme.rotation(torch.tensor([0]))[0].min().item() - 1.138629436111989) < 1e-6
+
+
+def test_partial_rotation_is_two_different_things():
+    """Claim: "half of the head is rotated" says what a model does. It does not: neox and p_rope differ.
+
+    GPT-NeoX spreads the whole ladder over the first half of the channels; p-RoPE (Barbero et al. 2024) keeps the
+    ladder and stops its slowest pairs. Both turn 16 of 32 pairs, down to 1.8e-4 and to 1.3e-2 radians per token.
+    """
+    neox, p_rope = ({"fraction": 0.5, "partial": name} for name in ("neox", "p_rope"))
+    theta = FIGURES["frequencies"](64, **neox)
+    assert len(theta) == 16 and abs(theta[-1].item() / 0.00017782794100389227 - 1) < 1e-12
+    theta = FIGURES["frequencies"](64, **p_rope)
+    assert len(theta) == 32 and (theta[16:] == 0).all() and abs(theta[15].item() / 0.01333521432163324 - 1) < 1e-12
+
+    ids = tokens(1, 12)
+    with torch.no_grad():
+        whole, *halves = (transformer({"scheme": "rope", **options})(ids) for options in ({}, neox, p_rope))
+    assert difference(halves[0], halves[1]) > CHANGED
+    assert all(difference(whole, half) > CHANGED for half in halves)
+    x = draw(1, 3, 2, 64)
+    rotated = rotate(x, *FIGURES["rotary"](64, **neox).rotation(torch.arange(3)))
+    assert torch.equal(rotated[..., 32:], x[..., 32:])  # neox leaves the last channels alone
+    rotated = rotate(x, *FIGURES["rotary"](64, **p_rope).rotation(torch.arange(3)))
+    assert torch.equal(to_half(rotated)[..., 16:32], x[..., 16:32])  # p_rope the last pairs, (16, 48) and on
+
+
+# The prose
+
+
+def test_the_docs_name_every_claim_and_picture():
+    """Code and prose cannot drift apart: same tests, same pictures, each scheme of the registry.
+
+    A picture is under 40 kB. They are compared by name; redraw them with `python docs/figures.py`.
+    """
+    prose = (ROOT / "docs" / "positional-encodings.md").read_text(encoding="utf-8")
+    tests = {name for name in globals() if name.startswith("test_")}
+    assert set(re.findall(r"`(test_\w+)`", prose)) == tests
+    pictures = {f"figures/{name}.svg" for name in FIGURES["DRAWINGS"]}
+    assert set(re.findall(r"\((figures/[^)]+)\)", prose)) == pictures
+    assert {f"figures/{path.name}" for path in (ROOT / "docs" / "figures").iterdir()} == pictures
+    assert all((ROOT / "docs" / path).stat().st_size < 40_000 for path in pictures)
+    for scheme in POSITIONS:
+        assert f"`{scheme}`" in prose
+
+
+def test_the_docs_give_every_option_and_its_default():
+    """The YAML blocks of the docs are valid, one for each scheme, with all options at their defaults."""
+    prose = (ROOT / "docs" / "positional-encodings.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.+?)```", prose, flags=re.DOTALL)
+    shown = {options["scheme"]: options for options in yaml.safe_load_all(block)}
+    assert shown.keys() == POSITIONS.keys()
+    for scheme, options in shown.items():
+        assert options == position_config(scheme).model_dump()

@@ -1,0 +1,246 @@
+import json
+import math
+import shutil
+import statistics
+from xml.etree import ElementTree
+
+import pytest
+import torch
+import yaml
+
+import compare as program
+from base import InputError
+from compare import compare, load_comparison
+from comparison.report import markdown
+from comparison.results import summarize
+from model.transformer import Transformer
+from tiny import call, config_file, rows, weights
+from training import optimizer
+
+
+def comparison_file(folder, **changes):
+    """Two variants, two seeds, four steps; the base beside it."""
+    config_file(folder, "base")
+    path = folder / "cmp.yaml"
+    values = {
+        "runs_dir": str(folder / "runs"),
+        "base": "base.yaml",
+        "settings": {"train.steps": 4, "train.eval_every": 2},
+        "variants": {"rope": {"model.position": "rope"}, "theta": {"model.position": "learned_theta"}},
+        "seeds": [0, 7],
+        "baseline": "rope",
+    }
+    path.write_text(yaml.safe_dump({**values, **changes}), encoding="utf-8")
+    return path
+
+
+def run_comparison(folder, *overrides, **changes):
+    return compare(*load_comparison(str(comparison_file(folder, **changes)), list(overrides)))
+
+
+def test_precedence_base_below_settings_below_variant(tmp_path):
+    changes = {
+        "settings": {"train.steps": 4, "train.batch_size": 3, "model.position.scheme": "rope"},
+        "variants": {"a": {}, "b": {"train.batch_size": 2, "model.position.base": 500}},
+        "baseline": "a",
+    }
+    comparison, runs = load_comparison(str(comparison_file(tmp_path, **changes)), [])
+    (a, a7), (b, _) = runs["a"], runs["b"]
+    assert (a.train.steps, a.train.batch_size, a.train.learning_rate) == (4, 3, 0.01)
+    assert (b.train.steps, b.train.batch_size, b.model.position.base) == (4, 2, 500)
+    assert (a.seed, a7.seed, a.name, a7.name) == (0, 7, "a-seed0", "a-seed7")
+    assert a.folder == tmp_path / "runs" / "cmp" / "a-seed0"
+
+
+def test_command_line_overrides_reach_the_comparison_or_all_its_runs(tmp_path):
+    path = str(comparison_file(tmp_path))
+    comparison, runs = load_comparison(path, ["seeds=[3]", "train.steps=9", "name=other", "variants.theta={}"])
+    assert [config.seed for config in runs["rope"]] == [3]
+    assert runs["rope"][0].train.steps == 9
+    assert comparison.folder == tmp_path / "runs" / "other"
+    assert runs["theta"][0].model.position.scheme == "rope"
+
+
+@pytest.mark.parametrize(
+    ("changes", "overrides", "expected"),
+    [
+        ({"baseline": "rop"}, [], "baseline 'rop' is not a variant, those are rope, theta"),
+        ({"seeds": [1, 1]}, [], "seeds .* twice"),
+        ({"seeds": []}, [], "seeds"),
+        ({"variants": {}}, [], "variants"),
+        ({"variants": {"../x": {}}, "baseline": "../x"}, [], "variants"),
+        ({"sedes": [1]}, [], "'sedes'.*'seeds'"),
+        ({"settings": 3}, ["train.steps=4"], "settings.*3"),
+        ({"settings": {"train.stps": 3}}, [], "variants.rope.*'stps'.*'steps'"),
+        ({"variants": {"rope": {"model.positon": "rope"}}}, [], "variants.rope.*'positon'.*'position'"),
+        ({"base": "none.yaml"}, [], "none.yaml: No such file"),
+        ({"settings": {"seed": 5}}, [], "seed"),
+        ({}, ["seed=5"], "seed"),
+        ({"variants": {"rope": {"name": "x"}}}, [], "name"),
+    ],
+)
+def test_a_comparison_that_cannot_be_is_refused_before_any_run(tmp_path, changes, overrides, expected):
+    """A seed among the settings would be silently replaced by those of the comparison."""
+    with pytest.raises(InputError, match=expected):
+        load_comparison(str(comparison_file(tmp_path, **changes)), overrides)
+
+
+def test_summary_by_hand():
+    def measured(loss, far, speed):
+        by_context = {"1x": loss, "4x": far}
+        return {
+            "val_loss": loss, "val_bits_per_byte": loss / 2, "loss_by_context": by_context, "position_parameters": 8,
+            "tokens_per_second": speed,
+        }  # fmt: skip
+
+    runs = {
+        "a": [measured(2.0, 3.0, 10), measured(2.5, 3.5, 30), measured(4.5, 5.5, 20)],
+        "b": [measured(2.25, 6.0, 10), measured(2.5, None, 10), measured(5.0, 6.0, 10)],
+    }
+    summary = summarize(runs, "a")
+    assert summary["a"]["val_loss"] == {"mean": 3.0, "sd": pytest.approx(math.sqrt(3.5 / 2))}
+    assert summary["b"]["val_bits_per_byte"]["mean"] == pytest.approx((2.25 + 2.5 + 5) / 6)
+    # by seed: 0.25, 0, 0.5; the spread between seeds cancels
+    assert summary["b"]["difference"] == {"mean": 0.25, "sd": pytest.approx(0.25)}
+    assert summary["a"]["difference"] == {"mean": 0, "sd": 0}
+    assert summary["a"]["loss_by_context"]["4x"]["mean"] == 4.0
+    assert summary["b"]["loss_by_context"]["4x"] == {"mean": None, "sd": None}
+    assert (summary["a"]["tokens_per_second"], summary["b"]["position_parameters"]) == (20, 8)
+    assert summarize({"a": runs["a"][:1]}, "a")["a"]["val_loss"] == {"mean": 2.0, "sd": None}
+
+    header, _, a, b, *_ = markdown(summary, "a", [0, 1, 2], 16).splitlines()
+    assert header.count("|") == a.count("|") == b.count("|")
+    assert "3.0000 ± 1.3229" in a and "| — |" in a
+    assert "+0.2500 ± 0.2500" in b and "| n/a |" in b
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A finished comparison: its folder, its table, and per run the initial weights and the batches it saw."""
+    folder, seen, real = tmp_path_factory.mktemp("done"), [], optimizer.optimizer_step
+
+    def watching(model: Transformer, optimizer_, input_ids, targets, rate, config):
+        if rate == optimizer.learning_rate(1, config):
+            seen.append({"weights": {n: p.clone() for n, p in model.state_dict().items()}, "batches": []})
+        seen[-1]["batches"].append(torch.stack((input_ids, targets)))
+        return real(model, optimizer_, input_ids, targets, rate, config)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimizer, "optimizer_step", watching)
+        table = run_comparison(folder)
+    return folder, table, dict(zip([("rope", 0), ("rope", 7), ("theta", 0), ("theta", 7)], seen))
+
+
+@pytest.fixture
+def again(done, tmp_path):
+    """A copy of the finished comparison, with the paths in it set right."""
+    folder = tmp_path / "again"
+    shutil.copytree(done[0], folder)
+    for file in folder.rglob("*.yaml"):
+        file.write_text(file.read_text().replace(str(done[0]), str(folder)))
+    return folder
+
+
+def no_training(monkeypatch):
+    monkeypatch.setattr(optimizer, "optimizer_step", lambda *_: pytest.fail("trained again"))
+
+
+def test_the_report_has_a_table_the_numbers_and_a_picture(done):
+    folder, table, _ = done
+    out = folder / "runs" / "cmp"
+    names = {f"{variant}-seed{seed}" for variant in ("rope", "theta") for seed in (0, 7)}
+    assert {path.name for path in out.iterdir()} == names | {"report.md", "results.json", "loss.svg"}
+    assert (out / "report.md").read_text(encoding="utf-8").startswith(table)
+    assert [line.split("|")[1].strip() for line in table.splitlines() if "|" in line][2:] == ["rope", "theta"]
+    assert ElementTree.parse(out / "loss.svg").getroot().tag.endswith("svg")
+
+    results = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    for variant, parameters in (("rope", 0), ("theta", 4)):
+        last = [rows(out / f"{variant}-seed{seed}")[-1]["val_loss"] for seed in (0, 7)]
+        assert results["summary"][variant]["val_loss"]["mean"] == pytest.approx(statistics.fmean(last), rel=1e-12)
+        assert results["summary"][variant]["position_parameters"] == parameters
+        assert f"{statistics.fmean(last):.4f} ± {statistics.stdev(last):.4f}" in table
+        assert [tokens for tokens, _ in results["runs"][variant][0]["curve"]] == [2 * 64, 4 * 64]
+    assert results["corpus"]["train_bytes"] > results["corpus"]["val_bytes"] > 0
+
+
+def test_variants_start_from_the_same_weights_and_see_the_same_batches(done):
+    seen = done[2]
+    for seed in (0, 7):
+        one, two = seen["rope", seed], seen["theta", seed]
+        assert len(one["batches"]) == 4 and all(map(torch.equal, one["batches"], two["batches"]))
+        shared = one["weights"].keys() & two["weights"].keys()
+        assert two["weights"].keys() - shared == {"position.log_theta_drift"}
+        assert all(torch.equal(one["weights"][name], two["weights"][name]) for name in shared)
+    assert not torch.equal(seen["rope", 0]["batches"][0], seen["rope", 7]["batches"][0])
+    name = "embed_tokens.weight"
+    assert not torch.equal(seen["rope", 0]["weights"][name], seen["rope", 7]["weights"][name])
+
+
+def test_a_second_call_trains_nothing_and_reports_the_same(done, again, monkeypatch):
+    no_training(monkeypatch)
+    out = again / "runs" / "cmp"
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "results.json"}
+    assert run_comparison(again) == done[1]
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_an_interrupted_comparison_goes_on_where_it_was(done, tmp_path, monkeypatch):
+    """Finished runs stay, the half-finished one continues from its checkpoint, the missing one is trained."""
+    real, steps = optimizer.optimizer_step, []
+
+    def killed_at(last):
+        def step(*arguments):
+            steps.append(arguments)
+            if len(steps) == last:
+                raise InterruptedError
+            return real(*arguments)
+
+        return step
+
+    monkeypatch.setattr(optimizer, "optimizer_step", killed_at(4 + 4 + 4))  # in the last step of the third run
+    with pytest.raises(InterruptedError):
+        run_comparison(tmp_path, "train.checkpoint_every=2")
+    steps.clear()
+    monkeypatch.setattr(optimizer, "optimizer_step", killed_at(None))
+    run_comparison(tmp_path, "train.checkpoint_every=2")
+    assert len(steps) == 2 + 4
+    for run in ("rope-seed0", "rope-seed7", "theta-seed0", "theta-seed7"):
+        one, whole = (folder / "runs" / "cmp" / run for folder in (tmp_path, done[0]))
+        assert weights(one) == weights(whole) and rows(one) == rows(whole)
+
+
+@pytest.mark.parametrize("override", ["train.learning_rate=0.02", "train.steps=5", "variants.theta={}"])
+def test_runs_made_with_other_settings_are_not_mixed_in(again, monkeypatch, override):
+    no_training(monkeypatch)
+    with pytest.raises(InputError, match="was made with another (train|model).*remove it or use another name"):
+        run_comparison(again, override)
+
+
+def test_another_seed_is_trained_beside_those_that_are_there(again):
+    table = run_comparison(again, "seeds=[0, 7, 8]")
+    assert "over 3 seeds (0, 7, 8)" in table
+    assert (again / "runs" / "cmp" / "theta-seed8" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize("seeds", [[1], [1, 2]])
+def test_a_text_too_short_for_long_contexts_still_gives_a_table(tmp_path, seeds):
+    """Without a loss by context, and results.json is JSON: NaN is none."""
+    path = comparison_file(tmp_path, seeds=seeds)
+    (tmp_path / "text.txt").write_text("a few words " * 40, encoding="utf-8")  # 48 tokens for validation
+    table = compare(*load_comparison(str(path), []))
+    assert "n/a" in table and ("±" in table.splitlines()[2]) == (len(seeds) > 1)
+
+    def refuse(constant):
+        raise ValueError(constant)
+
+    text = (tmp_path / "runs" / "cmp" / "results.json").read_text(encoding="utf-8")
+    assert json.loads(text, parse_constant=refuse)["runs"]["rope"][0]["loss_by_context"]["4x"] is None
+
+
+def test_the_command_prints_the_table_on_stdout_alone(done, again, monkeypatch, capsys):
+    no_training(monkeypatch)
+    assert call(program, again / "cmp.yaml") == 0
+    captured = capsys.readouterr()
+    assert captured.out == done[1] + "\n"
+    assert f"written to {again / 'runs' / 'cmp'}" in captured.err

@@ -1,0 +1,174 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+import compare
+from base import FrozenConfig, InputError
+from configs import Config, load_config
+from model.position import POSITIONS
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(text="{}", *overrides, name="some.yaml"):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return load_config(path, list(overrides))
+
+    return load
+
+
+def test_command_line_beats_yaml_beats_defaults(load):
+    config = load("train: {steps: 500, batch_size: 7}", "train.steps=200")
+    assert (config.train.steps, config.train.batch_size) == (200, 7)
+    assert config.train.log_every == Config(name="x").train.log_every
+
+
+def test_the_last_of_two_overrides_wins(load):
+    assert load("{}", "seed=1", "seed=2").seed == 2
+
+
+def test_a_scheme_given_as_a_string_takes_options_from_the_command_line(load):
+    position = load("model: {position: rope}", "model.position.base=5000").model.position
+    assert (position.scheme, position.base) == ("rope", 5000.0)
+
+
+def test_a_run_is_called_like_its_config_file_unless_it_has_a_name(load):
+    assert load(name="first-try.yaml").name == "first-try"
+    assert load("name: other", name="first-try.yaml").name == "other"
+
+
+def test_a_number_without_a_point_before_its_exponent_is_a_number(load):
+    """YAML 1.1 reads 1e-4 as a string."""
+    assert load("train: {learning_rate: 1e-4}").train.learning_rate == 1e-4
+    assert load("{}", "train.learning_rate=3e-4").train.learning_rate == 3e-4
+
+
+def test_an_override_ends_its_key_at_the_first_equals_sign(load):
+    assert load("{}", "data.source=folder/a=b==c.txt").data.source == "folder/a=b==c.txt"
+
+
+def test_null_means_what_the_description_says(load):
+    config = load("train: {batch_size: 12, learning_rate: 0.5, micro_batch_size: null}", "model.hidden_size=96")
+    assert config.train.micro_batch_size == 12
+    assert config.train.min_learning_rate == 0.05
+    assert (config.model.head_dim, config.model.intermediate_size, config.model.num_key_value_heads) == (24, 256, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("sede: 1", ["'sede'", "'seed'"]),
+        ("train: {learning_rat: 1}", ["train", "'learning_rat'", "'learning_rate'"]),
+        ("data: {tokenizer: {vocabsize: 300}}", ["data.tokenizer", "'vocabsize'", "'vocab_size'"]),
+        ("model: {position: {scheme: rope, bas: 5}}", ["model.position", "'bas'", "'base'"]),
+        ("train: {zzz: 1}", ["'zzz'", "steps", "batch_size"]),
+        ("train: {1: 1}", ["train", "unknown key 1"]),
+        ("1: 1", ["names", "1"]),
+        ("train: {steps: many}", ["train.steps", "'many'", "integer"]),
+        ("train: {steps: 2.5}", ["train.steps", "2.5", "integer"]),
+        ("train: {steps: 0}", ["train.steps", "0", "greater than 0"]),
+        ("train: {learning_rate: fast}", ["train.learning_rate", "'fast'", "number"]),
+        ("train: {schedule: linear}", ["train.schedule", "'linear'", "'cosine'", "'wsd'"]),
+        ("train: {betas: [0.9, 1.0]}", ["train.betas.1", "1.0", "less than 1"]),
+        ("train: {compile: perhaps}", ["train.compile", "'perhaps'", "boolean"]),
+        ("train: 5", ["train", "5", "dictionary"]),
+        ("model: {position: rop}", ["model.position", "'rop'", *POSITIONS]),
+        ("model: {position: {scheme: none, base: 5}}", ["model.position", "'base'"]),
+        ("train: {steps: 5, warmup_steps: 6}", ["train", "warmup_steps 6", "steps 5"]),
+        ("train: {warmup_steps: 0, learning_rate: 1, min_learning_rate: 2}", ["min_learning_rate 2", "rate 1"]),
+        ("seed: -1", ["seed", "-1"]),
+        (f"seed: {2**64}", ["seed", str(2**64)]),
+    ],
+)
+def test_what_is_refused_is_named_with_its_value_and_what_is_allowed(load, text, expected):
+    with pytest.raises(InputError) as caught:
+        load(text)
+    message = str(caught.value)
+    assert "some.yaml" in message and "\n" not in message
+    assert not [part for part in expected if part not in message], message
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "-.inf"])
+@pytest.mark.parametrize("key", ["train.learning_rate", "train.grad_clip", "train.weight_decay", "data.val_fraction"])
+def test_nan_and_infinity_are_no_settings(load, key, value):
+    with pytest.raises(InputError, match=key):
+        load("{}", f"{key}={value}")
+
+
+@pytest.mark.parametrize("name", ["../x", "..", ".", ".hidden", "a/b", "/tmp/x", "", "a b", "-x", "x\\\\y", '"x\\n"'])
+def test_a_run_cannot_leave_runs_dir(load, name):
+    with pytest.raises(InputError, match="name"):
+        load("{}", f"name={name}")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"- a\n- b", "list"),
+        (b"", "NoneType"),
+        (b"seed: 1\nname: \xff", "not UTF-8 at byte 14"),
+        (b"a: [1", "not YAML"),
+        (b"a: 2024-13-01", "not YAML"),
+    ],
+)
+def test_a_file_that_holds_no_config_is_named(load, text, expected):
+    with pytest.raises(InputError, match=f"some.yaml: .*{expected}"):
+        load(text)
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path):
+    with pytest.raises(InputError, match="none.yaml: No such file"):
+        load_config(tmp_path / "none.yaml")
+    with pytest.raises(InputError, match=f"{tmp_path.name}: Is a directory"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize("override", ["train.steps", "=5", "train.steps=[1", "name=2024-13-01"])
+def test_what_is_no_override_is_shown(load, override):
+    with pytest.raises(InputError) as caught:
+        load("{}", override)
+    assert repr(override) in str(caught.value)
+
+
+def test_every_setting_is_described():
+    def all_below(cls):
+        return [cls, *(found for below in cls.__subclasses__() for found in all_below(below))]
+
+    ours = [cls for cls in all_below(FrozenConfig) if not cls.__module__.startswith(("test", "conftest"))]
+    assert {"Config", "CompareConfig", "RopeConfig", "TokenizerConfig"} <= {cls.__name__ for cls in ours}
+    fields = {f"{cls.__name__}.{name}": field for cls in ours for name, field in cls.model_fields.items()}
+    assert not [name for name, field in fields.items() if not field.description]
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_config_file_loads_and_is_commented(path):
+    if "variants" in yaml.safe_load(path.read_text(encoding="utf-8")):
+        comparison, runs = compare.load_comparison(str(path), [])
+        assert list(runs) == list(comparison.variants)
+    else:
+        assert load_config(path).name == path.stem
+    assert path.read_text(encoding="utf-8").startswith("# ")
+
+
+def test_a_resolved_config_written_as_yaml_is_the_same_config(load, scheme):
+    config = load(
+        "train: {betas: [0.8, 0.9], grad_clip: null, schedule: wsd}", f"model.position={scheme}", "wandb.tags=[a, b]"
+    )
+    again = load(yaml.safe_dump(config.model_dump(mode="json")), name="other.yaml")
+    assert again == config
+    assert type(again.model.position) is type(config.model.position)
+
+
+def test_configs_do_not_change():
+    with pytest.raises(ValueError, match="frozen"):
+        Config(name="x").train.steps = 5
+
+
+def test_the_readme_lists_every_config_key():
+    from configs.reference import reference
+
+    assert reference() in (CONFIGS.parent / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,212 @@
+import math
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from data.tokenizer import END_OF_TEXT, TokenizerConfig, train_tokenizer
+from generate import TextStream
+from model.generation import generate, probabilities, sample_token
+
+
+def draws(count, probs, **options):
+    logits = torch.tensor(probs).log().expand(count, -1)
+    return sample_token(logits, generator=torch.Generator().manual_seed(0), **options).bincount(minlength=len(probs))
+
+
+def rows(steps):
+    """(num_samples, tokens made) of what `generate` yields."""
+    return torch.stack(list(steps), dim=1)
+
+
+@torch.no_grad()
+def by_full_passes(model, prompt, steps):
+    """Greedy decoding without a cache."""
+    for _ in range(steps):
+        prompt = torch.cat((prompt, model(prompt[None])[0, -1:].argmax(-1)))
+    return prompt[-steps:]
+
+
+# From logits to a token
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_temperature_divides_the_logits(temperature):
+    weights = [math.exp(x / temperature) for x in (2.0, -1.0, 0.5)]
+    expected = torch.tensor([w / sum(weights) for w in weights])
+    got = probabilities(torch.tensor([2.0, -1.0, 0.5]), temperature, None, None)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
+
+
+def test_temperature_zero_and_nearly_zero_take_the_likeliest():
+    """A division by zero, or logits that become infinite."""
+    logits = torch.tensor([[1.0, 3.0, 2.0], [-5.0, -9.0, -7.0]])
+    for temperature in (0, 0.0, 1e-320, 1e-30):
+        assert sample_token(logits, temperature, top_k=2, top_p=0.5).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("top_k, kept", [(1, [0.4, 0, 0, 0]), (3, [0.4, 0.3, 0, 0.2]), (4, None), (99, None)])
+def test_top_k_keeps_the_k_likeliest_and_may_exceed_the_vocabulary(top_k, kept):
+    probs = torch.tensor([0.4, 0.3, 0.1, 0.2])
+    kept = torch.tensor(kept or probs.tolist())
+    torch.testing.assert_close(probabilities(probs.log(), 1.0, top_k, None), kept / kept.sum())
+
+
+def test_top_k_keeps_k_of_equal_ones():
+    """A threshold instead of a rank keeps all that are tied at the k-th place."""
+    assert (probabilities(torch.zeros(2, 6), 1.0, 3, None) > 0).sum(-1).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("top_p, kept", [(0.01, 1), (0.5, 1), (0.51, 2), (0.75, 2), (0.76, 3), (0.9, 4), (1.0, 4)])
+def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p, kept):
+    """One token too many, one too few, or none at all. The probabilities are exact: 1/2, 1/4, 1/8, 1/8."""
+    shuffled = torch.tensor([0.125, 0.5, 0.125, 0.25])
+    likeliest = {1: [1], 2: [1, 3], 3: [0, 1, 3], 4: [0, 1, 2, 3]}[kept]
+    expected = torch.zeros(4).index_copy(0, torch.tensor(likeliest), shuffled[likeliest])
+    torch.testing.assert_close(probabilities(shuffled.log(), 1.0, None, top_p), expected / expected.sum())
+
+
+def test_top_p_counts_what_top_k_left():
+    """Of 4 : 3 : 2 : 1 the two likeliest are 0.57 and 0.43 of what top_k = 2 keeps: 0.5 is reached by the first."""
+    probs = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    assert probabilities(probs.log(), 1.0, 2, 0.5).tolist() == [1, 0, 0, 0]
+
+
+def test_frequencies_of_draws_are_the_probabilities():
+    counts = draws(20_000, [0.5, 0.3, 0.15, 0.05])
+    for count, p in zip(counts.tolist(), (0.5, 0.3, 0.15, 0.05)):
+        assert abs(count - 20_000 * p) < 5 * (20_000 * p * (1 - p)) ** 0.5
+
+
+def test_sampling_needs_no_float64():
+    """Apple's GPUs have none: a model that trains there must sample there."""
+    assert probabilities(torch.zeros(2, 3), 0.8, 2, 0.9).dtype == torch.float32
+
+
+# From a prompt to tokens
+
+
+def test_greedy_decoding_is_that_of_full_forward_passes(scheme, tiny_model, tokens):
+    model, prompt = tiny_model(scheme), tokens(5)
+    expected = by_full_passes(model, prompt, 12)
+    assert torch.equal(rows(generate(model, prompt, 12, temperature=0, num_samples=2)), expected.expand(2, -1))
+
+
+def test_samples_have_the_distribution_of_full_forward_passes(tiny_model):
+    """Chi-square over all pairs of first and second tokens; a cache row given to the wrong sample would show."""
+    model, prompt, n = tiny_model(vocab_size=5, initializer_range=0.1), torch.tensor([1, 4, 2]), 4000
+    made = rows(generate(model, prompt, 2, num_samples=n, temperature=0.8, seed=3))
+    chi_square = 0.0
+    for first, second in product(range(5), repeat=2):
+        with torch.no_grad():
+            a, b = (model(torch.tensor([[1, 4, 2, first]]))[0, -2:] / 0.8).softmax(-1)
+        expected = n * (a[first] * b[second]).item()
+        assert expected > 5
+        chi_square += ((made == torch.tensor([first, second])).all(-1).sum().item() - expected) ** 2 / expected
+    assert chi_square < 52  # 24 degrees of freedom: once in a thousand seeds
+
+
+def test_each_sample_draws_its_own_first_token(tiny_model, tokens):
+    """One draw after the prefill, copied to all rows, gives samples that all begin alike."""
+    (first,) = generate(tiny_model(initializer_range=0.02), tokens(4), 1, num_samples=64)
+    assert len(set(first.tolist())) > 20
+
+
+def test_one_seed_gives_one_text_and_leaves_the_global_random_state(tiny_model, tokens):
+    model, prompt, before = tiny_model(), tokens(4), torch.get_rng_state()
+    a, b, other = (rows(generate(model, prompt, 10, num_samples=3, seed=seed)) for seed in (1, 1, 2))
+    assert torch.equal(a, b) and not torch.equal(a, other)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def that_prefers(model, *favourites):
+    """The model, made to go through the favourites in turn, whatever it reads."""
+    script = iter(favourites)
+
+    def rewrite(module, args, logits):
+        chosen = torch.tensor(next(script)).expand(len(logits))
+        return 100.0 * F.one_hot(chosen, logits.shape[-1])[:, None]
+
+    model.register_forward_hook(rewrite)
+    return model
+
+
+@pytest.mark.parametrize("stop", [0, 7])
+def test_the_first_token_can_be_the_end(stop, tiny_model, tokens):
+    """The end looked for after the second token only, or id 0 taken for no end at all."""
+    model = that_prefers(tiny_model(), stop, 1, 1, 1)
+    assert rows(generate(model, tokens(3), 4, stop_ids=(stop,))).tolist() == [[stop]]
+
+
+def test_generation_goes_on_until_the_last_row_has_ended(tiny_model, tokens):
+    """Ended rows repeat the stop token and bring no text after it; one of several stop ids is enough."""
+    model = that_prefers(tiny_model(), 5, [5, 0, 5], [9, 9, 5], [5, 5, 9], 5)
+    made = rows(generate(model, tokens(3), 5, num_samples=3, stop_ids=(0, 9)))
+    assert made.tolist() == [[5, 5, 9, 0], [5, 0, 0, 0], [5, 5, 5, 9]]
+
+
+def test_max_new_tokens_are_made_without_an_end(tiny_model, tokens):
+    assert rows(generate(tiny_model(), tokens(3), 6, num_samples=2)).shape == (2, 6)
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_ids_that_pad_the_output_layer_are_never_drawn(temperature, tiny_model, tokens):
+    """They have no text: decoding them fails, or prints nothing where the model meant something."""
+    made = rows(generate(tiny_model(), tokens(4), 50, num_samples=20, temperature=temperature, vocab_size=6))
+    assert made.max() < 6
+
+
+# From tokens to text
+
+
+def printed(tokenizer, prompt_ids, ids, capsys):
+    """The pieces printed token by token, and last what finish adds."""
+    pieces, stream = [], TextStream(tokenizer, prompt_ids)
+    for token in ids:
+        stream.write(token)
+        pieces.append(capsys.readouterr().out)
+    stream.finish()
+    return [*pieces, capsys.readouterr().out]
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer():
+    return train_tokenizer(TokenizerConfig(kind="byte"), [])
+
+
+def test_streamed_text_has_no_half_characters(byte_tokenizer, capsys):
+    ids = byte_tokenizer.encode(" é€😀 z").ids
+    pieces = printed(byte_tokenizer, byte_tokenizer.encode("a").ids, ids, capsys)
+    assert pieces == [" ", "", "é", "", "", "€", "", "", "", "😀", " ", "z", "\n"]
+
+
+def test_the_stream_ends_without_an_unfinished_character(byte_tokenizer, capsys):
+    ids = list("né".encode())[:-1]
+    assert printed(byte_tokenizer, [97], ids, capsys) == ["n", "", "\n"]
+
+
+def test_what_the_stream_held_back_is_printed_at_the_end(capsys):
+    """The library's stream waits while the text ends in a broken character; what stands before it is text."""
+    tokenizer = Tokenizer(models.BPE({"x": 0, "Ã": 1, "xÃ": 2}, [("x", "Ã")]))  # Ã stands for the byte C3
+    tokenizer.decoder = decoders.ByteLevel()
+    assert printed(tokenizer, [0], [0, 2], capsys) == ["x", "", "x\n"]
+
+
+def test_streamed_pieces_are_the_text_decoded_at_once(byte_tokenizer, capsys):
+    """Random bytes, as an untrained model makes them, with end-of-text between."""
+    ids = torch.randint(0, 257, (300,), generator=torch.Generator().manual_seed(0)).tolist()
+    assert byte_tokenizer.token_to_id(END_OF_TEXT) == 256
+    expected = byte_tokenizer.decode([97, *ids])[1:].rstrip("\ufffd") + "\n"
+    assert "".join(printed(byte_tokenizer, [97], ids, capsys)) == expected
+
+
+@pytest.mark.parametrize("prompt", ["a", "b a"])
+def test_streamed_text_keeps_the_space_of_its_first_word(prompt, capsys):
+    """Llama's tokenizer writes a space as part of a word, and drops that of the first word it decodes."""
+    tokenizer = Tokenizer(models.WordLevel({"▁a": 0, "▁b": 1}))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    assert tokenizer.decode([1]) == "b"
+    pieces = printed(tokenizer, tokenizer.encode(prompt).ids, [1, 0, 1], capsys)
+    assert pieces == [" b", " a", " b", "\n"]

@@ -1,0 +1,92 @@
+"""Who may import whom, and what a program loads before it has something to do."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted(
+    path for path in [*ROOT.glob("*.py"), *ROOT.glob("*/*.py")] if path.parent.name not in ("tests", "benchmarks")
+)
+STANDARD = sys.stdlib_module_names
+
+
+def imported(path):
+    """Modules that a file imports anywhere, in full: `from a.b import c` is a.b and a.b.c."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def tops(*paths):
+    return {name.split(".")[0] for path in paths for name in imported(path)}
+
+
+def of(folder):
+    files = [path for path in FILES if path.parent == ROOT / folder]
+    assert files
+    return files
+
+
+def test_every_product_file_is_looked_at():
+    names = {path.relative_to(ROOT).as_posix() for path in FILES}
+    assert {"train.py", "base.py", "model/position.py", "data/corpus.py", "configs/__init__.py"} <= names
+
+
+LIBRARIES = {"tokenizers", "datasets", "pyarrow", "huggingface_hub"}
+OURS = {"base", "model", "data", "configs", "training", "comparison", "train", "generate", "compare"}
+
+
+@pytest.mark.parametrize(
+    ("folder", "allowed"),
+    [
+        ("model", {"base", "model", "torch", "safetensors", "pydantic"}),
+        ("data", {"base", "data", "pydantic", "numpy", "torch"} | LIBRARIES),
+        ("configs", {"base", "configs", "data", "model", "yaml", "pydantic"}),
+        ("training", {"base", "configs", "data", "model", "training", "numpy", "torch", "yaml", "wandb"}),
+        ("comparison", {"configs", "model", "training", "numpy", "matplotlib"}),
+    ],
+)
+def test_a_folder_imports_only_what_lies_below_it(folder, allowed):
+    assert tops(*of(folder)) - STANDARD <= allowed
+
+
+def test_configs_see_the_config_classes_and_nothing_else_of_model_and_data():
+    below = {name for path in of("configs") for name in imported(path) if name.split(".")[0] in ("model", "data")}
+    strangers = {name for name in below if not name.endswith(("Config", "POSITION_CONFIGS"))}
+    assert strangers <= {"model.config", "data.corpus", "data.sources", "data.tokenizer"}
+
+
+def test_base_imports_nothing_of_ours():
+    assert not tops(ROOT / "base.py") & OURS
+
+
+def test_the_programs_are_one_above_the_other():
+    assert not tops(ROOT / "train.py") & {"generate", "compare", "comparison"}
+    assert not tops(ROOT / "generate.py") & {"train", "compare", "training", "comparison", "configs"}
+    assert not tops(ROOT / "compare.py") & {"generate"}
+    assert "train.train" in imported(ROOT / "compare.py")
+
+
+def test_wandb_is_imported_in_one_place_inside_a_function():
+    assert [path.name for path in FILES if "wandb" in tops(path)] == ["tracking.py"]
+    tree = ast.parse((ROOT / "training" / "tracking.py").read_text(encoding="utf-8"))
+    at_import = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert not [alias for node in at_import for alias in node.names if "wandb" in alias.name]
+    assert not [node for node in at_import if isinstance(node, ast.ImportFrom) and "wandb" in node.module]
+
+
+def test_importing_the_programs_loads_nothing_heavy():
+    """So that --help and a mistake in a config answer at once."""
+    heavy = ["torch", "datasets", "transformers", "wandb", "matplotlib", "numpy", "pyarrow"]
+    code = f"import sys, train, generate, compare; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

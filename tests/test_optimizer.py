@@ -1,0 +1,193 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from configs import TrainConfig
+from model.config import ModelConfig
+from model.position import POSITIONS, Position
+from model.transformer import Transformer
+from training.optimizer import build_optimizer, compile_where_possible, learning_rate, optimizer_step
+
+EXACT = {"rel": 1e-12}
+
+
+def rates(**settings):
+    config = TrainConfig(**settings)
+    return [learning_rate(step, config) for step in range(1, config.steps + 1)]
+
+
+@pytest.fixture
+def model():
+    return tiny_model()
+
+
+def tiny_model(**settings):
+    return Transformer(
+        ModelConfig(
+            vocab_size=23, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, **settings
+        ),
+        seed=3,
+    )
+
+
+@pytest.fixture
+def batch():
+    ids = torch.randint(23, (7, 9), generator=torch.Generator().manual_seed(0))
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def state(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_cosine_schedule_by_its_formula():
+    got = rates(steps=12, warmup_steps=4, learning_rate=1.0, min_learning_rate=0.1)
+    assert got[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert got[7] == pytest.approx(0.55, **EXACT)  # half-way
+    assert got[5] == pytest.approx(0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2, **EXACT)  # a quarter of the way
+    assert got[11] == 0.1
+    assert sorted(got[3:], reverse=True) == got[3:]
+
+
+def test_wsd_schedule_by_hand():
+    got = rates(
+        schedule="wsd", steps=20, warmup_steps=4, decay_fraction=0.25, learning_rate=1.0, min_learning_rate=0.1
+    )
+    assert got[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert got[4:15] == [1.0] * 11
+    assert got[15:] == pytest.approx([0.82, 0.64, 0.46, 0.28, 0.1], **EXACT)
+    assert got[-1] == 0.1
+
+
+def test_wsd_without_a_stable_part_decays_from_the_end_of_the_warm_up_on():
+    """Else the rate falls off a cliff at the first step after the warm-up."""
+    got = rates(schedule="wsd", steps=10, warmup_steps=8, decay_fraction=0.8, learning_rate=1.0, min_learning_rate=0)
+    assert got[7:] == [1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+@pytest.mark.parametrize("warmup_steps", [0, 1, 3, 9])
+@pytest.mark.parametrize("decay_fraction", [0, 0.2, 0.99])
+def test_first_rate_is_not_zero_the_warm_up_reaches_the_highest_the_last_is_the_lowest(
+    schedule, warmup_steps, decay_fraction
+):
+    settings = {"schedule": schedule, "decay_fraction": decay_fraction, "warmup_steps": warmup_steps}
+    got = rates(steps=10, learning_rate=0.3, min_learning_rate=0.07, **settings)
+    assert got[0] > 0
+    assert max(got) <= 0.3
+    assert got[-1] == 0.07
+    if warmup_steps:
+        assert got[warmup_steps - 1] == 0.3
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+def test_the_shortest_schedules(schedule):
+    common = {"schedule": schedule, "learning_rate": 0.4, "min_learning_rate": 0.1}
+    assert rates(steps=1, warmup_steps=0, **common) == [0.1]
+    assert rates(steps=1, warmup_steps=1, **common) == [0.4]
+    assert rates(steps=4, warmup_steps=4, **common) == pytest.approx([0.1, 0.2, 0.3, 0.4], **EXACT)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("scheme", [*POSITIONS, "throwaway"])
+def test_only_matrices_decay(scheme, tied, monkeypatch):
+    """Without a gradient AdamW moves what it decays, and nothing else: no norm, embedding or position parameter."""
+
+    class Throwaway(Position):
+        def __init__(self, config):
+            super().__init__(config)
+            self.table, self.mix, self.bare = nn.Embedding(4, 4), nn.Linear(4, 4), nn.Parameter(torch.ones(3, 3))
+
+    monkeypatch.setitem(POSITIONS, "throwaway", Throwaway)
+    model = tiny_model(position=scheme, tie_word_embeddings=tied)
+    for parameter in model.parameters():
+        parameter.data.fill_(1.0)
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = build_optimizer(model, TrainConfig(learning_rate=0.5, weight_decay=0.25))
+    optimizer.step()
+    decayed = {name for name, value in model.named_parameters() if torch.all(value == 0.875)}
+    kept = {name for name, value in model.named_parameters() if torch.all(value == 1)}
+    matrices = {name for name, _ in model.named_parameters() if name.endswith("_proj.weight")}
+    assert decayed == matrices | (set() if tied else {"lm_head.weight"})
+    assert decayed | kept == dict(model.named_parameters()).keys()
+
+
+def test_adamw_has_the_rate_and_betas_of_the_config(model, batch):
+    config = TrainConfig(betas=(0.5, 0.7), weight_decay=0)
+    optimizer, before = build_optimizer(model, config), state(model)
+    optimizer_step(model, optimizer, *batch, 0.125, config)
+    assert {group["betas"] for group in optimizer.param_groups} == {(0.5, 0.7)}
+    # Adam's first step is the rate in the direction of the sign, where the gradient is not tiny
+    moved = (model.norm.weight - before["norm.weight"]).abs()
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.125), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 3, 5, 7, 99])
+def test_micro_batches_of_any_size_give_the_gradient_and_the_loss_of_the_whole_batch(model, batch, micro_batch_size):
+    """Means of micro-batches of unequal size are not the batch's mean, nor is the last one's loss its loss."""
+    loss = F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+    gradients = dict(zip(state(model), torch.autograd.grad(loss, list(model.parameters()))))
+    before, config = state(model), TrainConfig(micro_batch_size=micro_batch_size, grad_clip=None)
+    got = optimizer_step(model, torch.optim.SGD(model.parameters(), 99.0), *batch, 1.0, config)
+    assert got == pytest.approx(loss.item(), rel=1e-6)
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(value.detach(), before[name] - gradients[name], rtol=0, atol=2e-7)
+
+
+def test_the_gradient_is_clipped_to_the_norm_of_the_config(model, batch):
+    def step(grad_clip):
+        other = tiny_model()
+        optimizer_step(other, torch.optim.SGD(other.parameters(), 1.0), *batch, 1.0, TrainConfig(grad_clip=grad_clip))
+        return torch.cat([(a - b).flatten().double() for a, b in zip(model.parameters(), other.parameters())]).detach()
+
+    whole, clipped = step(None), step(0.01)
+    assert whole.norm() > 0.1
+    assert clipped.norm().item() == pytest.approx(0.01, rel=1e-4)
+    assert F.cosine_similarity(whole, clipped, dim=0).item() == pytest.approx(1, abs=1e-6)
+    torch.testing.assert_close(step(1e6), whole, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("broken", ["loss", "gradient"])
+@pytest.mark.parametrize("grad_clip", [1.0, None])
+def test_a_step_that_is_not_finite_changes_nothing(model, batch, broken, grad_clip):
+    config = TrainConfig(grad_clip=grad_clip)
+    optimizer = build_optimizer(model, config)
+    optimizer_step(model, optimizer, *batch, 1e-3, config)
+    if broken == "loss":
+        model.norm.weight.data[0] = math.inf
+    else:
+        model.norm.weight.register_hook(lambda gradient: gradient * math.inf)
+    before = state(model)
+    moments = [moment["exp_avg"].clone() for moment in optimizer.state.values()]
+    assert math.isnan(optimizer_step(model, optimizer, *batch, 1e-3, config))
+    assert same(state(model), before)
+    assert all(map(torch.equal, moments, [moment["exp_avg"] for moment in optimizer.state.values()]))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_without_a_working_compiler_the_model_stays_eager_and_says_so(model, batch, monkeypatch, capsys):
+    def no_compiler(*_, **__):
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    expected = model(batch[0])
+    compile_where_possible(model)
+    assert capsys.readouterr().err == "warning: torch.compile does not work here (RuntimeError); eager mode\n"
+    assert torch.equal(model(batch[0]), expected)
+
+
+def test_compiling_keeps_the_names_of_the_weights(model, monkeypatch):
+    """Else a checkpoint of a compiled model has a prefix and does not load."""
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
+    names = list(model.state_dict())
+    compile_where_possible(model)
+    assert len(compiled) == 2  # the trial and the model
+    assert list(model.state_dict()) == names

@@ -1,0 +1,138 @@
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from base import InputError
+from configs import load_config
+from model.config import RopeConfig
+from tiny import run_config
+from training.run import RunFolder
+
+CORPUS = SimpleNamespace(source="text.txt", hash="abc", train=[0] * 7, val=[0] * 3, train_bytes=70, val_bytes=30)
+
+
+@pytest.fixture
+def started(tmp_path):
+    config = run_config(tmp_path)
+    RunFolder(config).start(CORPUS, overwrite=False)
+    return config
+
+
+def test_config_yaml_loads_as_the_config_of_the_run(tmp_path, scheme):
+    config = run_config(tmp_path, f"model.position={scheme}", "model.vocab_size=257", "wandb.tags=[ü]")
+    RunFolder(config).start(CORPUS, overwrite=False)
+    assert load_config(config.folder / "config.yaml") == config
+
+
+def test_looking_at_a_folder_writes_nothing(tmp_path):
+    config = run_config(tmp_path)
+    RunFolder(config)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_is_neither_overwritten_nor_resumed_unasked(started):
+    with pytest.raises(InputError, match="--resume.*--overwrite.*name="):
+        RunFolder(started)
+    RunFolder(started, resume=True)
+    RunFolder(started, overwrite=True)
+
+
+def test_nothing_to_resume(tmp_path):
+    with pytest.raises(InputError, match="runs/tiny: holds no run to resume"):
+        RunFolder(run_config(tmp_path), resume=True)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_of_other_files_is_left_alone(tmp_path, overwrite):
+    """--overwrite with runs_dir or name mistyped must not delete somebody's folder."""
+    config = run_config(tmp_path)
+    config.folder.mkdir(parents=True)
+    (config.folder / "thesis.tex").touch()
+    with pytest.raises(InputError, match="not a run"):
+        RunFolder(config, overwrite=overwrite)
+    assert [path.name for path in config.folder.iterdir()] == ["thesis.tex"]
+
+
+def test_overwriting_leaves_nothing_of_the_old_run(started):
+    old = RunFolder(started, overwrite=True)
+    old.log({"step": 1})
+    old.checkpoint(5).mkdir(parents=True)
+    old.start(CORPUS, overwrite=True)
+    assert old.metrics() == [] and old.newest_checkpoint() is None
+
+
+@pytest.mark.parametrize("override", ["runs_dir={file}", "name=file runs_dir={folder}"])
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path, override):
+    (tmp_path / "file").touch()
+    overrides = override.format(file=tmp_path / "file", folder=tmp_path).split()
+    config = run_config(tmp_path, *overrides)
+    with pytest.raises(InputError, match="file"):
+        RunFolder(config).start(CORPUS, overwrite=False)
+
+
+ROPE_OPTIONS = [f"model.position.{option}" for option in RopeConfig.model_fields if option != "scheme"]
+
+
+@pytest.mark.parametrize(
+    ("override", "keys"),
+    [
+        ("seed=1", ["seed"]),
+        ("train.learning_rate=0.02", ["train.learning_rate", "train.min_learning_rate"]),
+        ("train.batch_size=5", ["train.batch_size", "train.micro_batch_size"]),
+        ("model.hidden_size=32", ["model.hidden_size", "model.head_dim"]),
+        ("model.position=none", ["model.position.scheme", *ROPE_OPTIONS]),
+        ("model.position={scheme: rope, base: 500}", ["model.position.base"]),
+        ("data.tokenizer.kind=char", ["data.tokenizer.kind"]),
+        ("data.source=other.txt", ["data.source"]),
+    ],
+)
+def test_another_experiment_is_told_by_its_keys(tmp_path, started, override, keys):
+    run = RunFolder(run_config(tmp_path, override), resume=True)
+    assert sorted(run.differing_keys()) == sorted(keys)
+    with pytest.raises(InputError, match=keys[0]):
+        run.check_same_experiment("abc")
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["data.cache_dir=x", "train.log_every=3", "train.eval_every=3", "train.checkpoint_every=3", "train.compile=true",
+     "wandb.mode=offline", "wandb.tags=[a]", "train.device=auto"],
+)  # fmt: skip
+def test_how_a_run_is_watched_may_change(tmp_path, started, override):
+    RunFolder(run_config(tmp_path, override), resume=True).check_same_experiment("abc")
+
+
+def test_more_steps_are_the_same_experiment_and_another_text_is_not(tmp_path, started):
+    run = RunFolder(run_config(tmp_path, "train.steps=60"), resume=True)
+    run.check_same_experiment("abc")
+    with pytest.raises(InputError, match="data.source"):
+        run.check_same_experiment("abd")
+
+
+def test_a_row_that_a_crash_cut_off_is_forgotten(started):
+    run = RunFolder(started, resume=True)
+    for step in (1, 2, 3):
+        run.log({"step": step, "train_loss": 0.1})
+    with run.metrics_file.open("a") as file:
+        file.write('{"step": 4, "tra')
+    assert [row["step"] for row in run.metrics()] == [1, 2, 3]
+    run.forget_after(2)
+    run.log({"step": 3, "train_loss": 1 / 3})
+    lines = run.metrics_file.read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines][1:] == [
+        {"step": 2, "train_loss": 0.1},
+        {"step": 3, "train_loss": 1 / 3},
+    ]
+
+
+def test_the_newest_checkpoint_is_found_by_number_and_only_if_complete(started):
+    run = RunFolder(started, resume=True)
+    assert run.newest_checkpoint() is None
+    for step in (900_000, 1_000_000):  # seven digits sort before six as text
+        run.checkpoint(step).mkdir(parents=True)
+        (run.checkpoint(step) / "config.json").touch()
+    (run.checkpoint(2_000_000).parent / ".step_2000000.partial").mkdir()
+    assert run.newest_checkpoint() == run.checkpoint(1_000_000)
+    run.keep_only(run.checkpoint(1_000_000))
+    assert [path.name for path in run.checkpoint(1).parent.iterdir()] == ["step_1000000"]

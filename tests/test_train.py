@@ -1,0 +1,363 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+import generate
+import train as program
+from base import InputError
+from configs import load_config
+from data.batches import Batches
+from data.corpus import load_corpus
+from model import checkpoint as checkpoint_module
+from model.transformer import Transformer
+from tiny import TEXT, call, config_file, rows, run_config, weights
+from train import fit_to_corpus, train
+from training import optimizer, tracking
+from training.evaluation import evaluate
+
+ROOT = Path(__file__).parent.parent
+
+
+class Stopped(Exception):
+    """A kill."""
+
+
+def stop_before_step(monkeypatch, step):
+    """The run ends as if killed before it has done this step."""
+    real, rates = optimizer.optimizer_step, []
+
+    def stopping(*arguments):
+        rates.append(arguments[4])
+        if rates[-1] == optimizer.learning_rate(step, arguments[5]):
+            raise Stopped
+        return real(*arguments)
+
+    monkeypatch.setattr(optimizer, "optimizer_step", stopping)
+
+
+def interrupted(monkeypatch, config, step, **how):
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        stop_before_step(patch, step)
+        train(config, **how)
+
+
+def trainer_state(run):
+    return torch.load(next(run.glob("checkpoints/step_*/trainer.pt")), weights_only=True)
+
+
+def initial_model(config):
+    config = fit_to_corpus(config, load_corpus(config.data))
+    return Transformer(config.model, config.seed)
+
+
+def test_a_run_folder_holds_what_it_should(tmp_path):
+    config = run_config(tmp_path, "train.eval_every=4", "train.checkpoint_every=2", "train.log_every=3")
+    result = train(config)
+    run = tmp_path / "runs" / "tiny"
+    names = {path.relative_to(run).as_posix() for path in run.rglob("*")}
+    checkpoint = "checkpoints/step_000006"
+    files = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "trainer.pt"]
+    assert names == {
+        "config.yaml", "corpus.json", "metrics.jsonl", "checkpoints", checkpoint, *(f"{checkpoint}/{f}" for f in files)
+    }  # fmt: skip
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    training, evaluations = [r for r in lines if "train_loss" in r], [r for r in lines if "val_loss" in r]
+    keys = ["step", "tokens", "train_loss", "learning_rate", "tokens_per_second"]
+    assert [list(row) for row in training] == [keys] * 2
+    assert [list(row) for row in evaluations] == [["step", "tokens", "val_loss", "val_bits_per_byte"]] * 2
+    assert [(row["step"], row["tokens"]) for row in training] == [(3, 3 * 4 * 16), (6, 6 * 4 * 16)]
+    assert [row["step"] for row in evaluations] == [4, 6]
+    assert result == evaluations[-1]
+    assert training[-1]["learning_rate"] == 0.001
+
+
+def test_config_yaml_makes_the_run_again(tmp_path):
+    """Loadable as it stands, the vocabulary's size filled in."""
+    train(run_config(tmp_path))
+    run = tmp_path / "runs" / "tiny"
+    again = load_config(run / "config.yaml", ["name=again"])
+    assert again.model.vocab_size == 257
+    train(again)
+    assert weights(again.folder) == weights(run)
+
+
+def test_the_same_config_gives_the_same_bits_and_another_seed_others(tmp_path):
+    one, two, other = (run_config(tmp_path, f"name={n}", f"seed={s}") for n, s in (("a", 5), ("b", 5), ("c", 6)))
+    for config in (one, two, other):
+        train(config)
+    assert weights(one.folder) == weights(two.folder) != weights(other.folder)
+    assert rows(one.folder) == rows(two.folder) != rows(other.folder)
+
+
+def test_logged_losses_are_those_of_the_whole_batch_and_the_whole_validation_split(tmp_path):
+    """The first from the initial weights, the last from those in the checkpoint; not the last micro-batch's."""
+    config = run_config(tmp_path, "train.batch_size=7", "train.micro_batch_size=3")
+    train(config)
+    corpus, model = load_corpus(config.data), initial_model(config)
+    input_ids, targets = Batches(corpus.train, 16, 7, config.seed)[0]
+    with torch.no_grad():
+        expected = F.cross_entropy(model(input_ids).flatten(0, 1), targets.flatten()).item()
+    assert rows(config.folder)[0]["train_loss"] == pytest.approx(expected, rel=1e-6)
+
+    trained = checkpoint_module.load_checkpoint(config.folder / "checkpoints" / "step_000006")
+    nats, last = evaluate(trained, corpus.val, 16), rows(config.folder)[-1]
+    assert last["val_loss"] == pytest.approx(nats / (len(corpus.val) - 1), rel=1e-6)
+    text_bytes = len(TEXT) - round(len(TEXT) * 0.9)
+    assert last["val_bits_per_byte"] == pytest.approx(nats / 0.6931471805599453 / text_bytes, rel=1e-6)
+
+
+def test_every_scheme_trains_all_its_parameters_and_its_checkpoint_generates(tmp_path, scheme, capsys):
+    config = run_config(tmp_path, f"model.position={scheme}", "model.num_key_value_heads=1")
+    train(config)
+    before = initial_model(config)
+    after = checkpoint_module.load_checkpoint(config.folder / "checkpoints" / "step_000006")
+    unmoved = [name for name, p in after.named_parameters() if torch.equal(p, before.get_parameter(name))]
+    assert not unmoved
+    losses = [row["train_loss"] for row in rows(config.folder) if "train_loss" in row]
+    assert losses[-1] < losses[0] - 0.1
+    capsys.readouterr()
+    assert call(generate, config.folder, "--prompt", "the", "--max-new-tokens", 5) == 0
+    assert capsys.readouterr().out.endswith("\n")
+
+
+@pytest.mark.parametrize("scheme", ["learned_theta", "none"])
+def test_a_run_stopped_twice_ends_as_if_never_stopped(tmp_path, monkeypatch, scheme):
+    """Weights, optimizer and metrics: no batch twice, no row twice, right the second time too."""
+    every = ["train.steps=9", "train.checkpoint_every=3", "train.eval_every=2", f"model.position={scheme}"]
+    whole, stopped = (run_config(tmp_path, f"name={name}", *every) for name in ("whole", "stopped"))
+    train(whole)
+    interrupted(monkeypatch, stopped, 5)
+    interrupted(monkeypatch, stopped, 8, resume=True)
+    assert train(stopped, resume=True) == rows(whole.folder)[-1]
+    assert rows(stopped.folder) == rows(whole.folder)
+    assert weights(stopped.folder) == weights(whole.folder)
+    one, two = (trainer_state(config.folder) for config in (whole, stopped))
+    assert one["step"] == two["step"] == 9
+    for key, moments in one["optimizer"]["state"].items():
+        assert all(torch.equal(value, two["optimizer"]["state"][key][name]) for name, value in moments.items())
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path, monkeypatch):
+    whole, stopped = (run_config(tmp_path, f"name={name}") for name in ("whole", "stopped"))
+    train(whole)
+    interrupted(monkeypatch, stopped, 4)
+    train(stopped, resume=True)
+    assert rows(stopped.folder) == rows(whole.folder)
+    assert weights(stopped.folder) == weights(whole.folder)
+
+
+def test_a_run_killed_while_it_saves_goes_on_from_the_checkpoint_before(tmp_path, monkeypatch):
+    every = ["train.checkpoint_every=2"]
+    whole, stopped = (run_config(tmp_path, f"name={name}", *every) for name in ("whole", "stopped"))
+    train(whole)
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        replace = os.replace
+
+        def killed(source, target):
+            if Path(target).name == "step_000004":
+                raise Stopped
+            replace(source, target)
+
+        patch.setattr(checkpoint_module.os, "replace", killed)
+        train(stopped)
+    assert trainer_state(stopped.folder)["step"] == 2
+    train(stopped, resume=True)
+    assert rows(stopped.folder) == rows(whole.folder)
+    assert weights(stopped.folder) == weights(whole.folder)
+    assert [path.name for path in (stopped.folder / "checkpoints").iterdir()] == ["step_000006"]
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    config = run_config(tmp_path)
+    result = train(config)
+    before = {path: path.read_bytes() for path in config.folder.rglob("*") if path.is_file()}
+    assert train(config, resume=True) == result
+    assert {path: path.read_bytes() for path in config.folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_finished_run_can_be_given_more_steps(tmp_path):
+    train(run_config(tmp_path))
+    longer = run_config(tmp_path, "train.steps=8")
+    assert train(longer, resume=True)["step"] == 8
+    steps = [row["step"] for row in rows(longer.folder) if "train_loss" in row]
+    assert steps == list(range(1, 9))
+    assert load_config(longer.folder / "config.yaml").train.steps == 8, "config.yaml tells what was trained"
+
+
+def test_a_run_cannot_be_given_fewer_steps_than_it_has_done(tmp_path):
+    train(run_config(tmp_path))
+    with pytest.raises(InputError, match="train.steps.* 4.* 6"):
+        train(run_config(tmp_path, "train.steps=4"), resume=True)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["seed=1", "train.learning_rate=0.02", "model.hidden_size=32", "model.position=none", "data.val_fraction=0.2"],
+)
+def test_another_experiment_is_not_resumed(tmp_path, override):
+    train(run_config(tmp_path))
+    other = run_config(tmp_path, override)
+    before = {path: path.read_bytes() for path in other.folder.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match=f"cannot resume with another .*{override.split('=')[0]}"):
+        train(other, resume=True)
+    assert {path: path.read_bytes() for path in other.folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_is_not_resumed_on_another_text(tmp_path):
+    config = run_config(tmp_path)
+    train(config)
+    Path(config.data.source).write_text(TEXT + " more", encoding="utf-8")
+    with pytest.raises(InputError, match="data.source has changed"):
+        train(config, resume=True)
+
+
+def test_a_run_is_overwritten_only_when_asked(tmp_path):
+    config, other = run_config(tmp_path), run_config(tmp_path, "seed=1", "train.steps=4")
+    train(config)
+    kept = weights(config.folder)
+    with pytest.raises(InputError, match="--overwrite"):
+        train(other)
+    assert weights(config.folder) == kept
+    train(other, overwrite=True)
+    assert weights(config.folder) != kept
+    assert [path.name for path in (config.folder / "checkpoints").iterdir()] == ["step_000004"]
+
+
+def test_a_taken_folder_is_refused_before_the_corpus_is_read(tmp_path, monkeypatch):
+    """Which takes minutes where it is large."""
+    config = run_config(tmp_path)
+    train(config)
+    monkeypatch.setattr("data.corpus.load_corpus", lambda _: pytest.fail("read"))
+    with pytest.raises(InputError, match="already holds a run"):
+        train(config)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_one_line_and_keeps_the_checkpoint(tmp_path, capsys, monkeypatch):
+    config, real = run_config(tmp_path, "train.checkpoint_every=2"), optimizer.optimizer_step
+
+    def explodes(model, *rest):
+        if rest[3] == optimizer.learning_rate(5, rest[4]):
+            model.norm.weight.data[0] = float("nan")
+        return real(model, *rest)
+
+    monkeypatch.setattr(optimizer, "optimizer_step", explodes)
+    assert call(program, config_file(tmp_path), "train.checkpoint_every=2") == 2
+    lines = capsys.readouterr().err.splitlines(keepends=True)
+    assert [line for line in lines if "error" in line] == [lines[-1]]
+    assert lines[-2].endswith("\n"), "on a line of its own, below the progress bar"
+    assert lines[-1].startswith("error: step 5: ") and "train.learning_rate" in lines[-1]
+    assert [path.name for path in (config.folder / "checkpoints").iterdir()] == ["step_000004"]
+    assert rows(config.folder)[-1]["step"] == 4
+    saved = load_file(config.folder / "checkpoints" / "step_000004" / "model.safetensors")
+    assert all(torch.isfinite(tensor).all() for tensor in saved.values())
+
+
+def test_a_compiler_that_fails_is_a_warning(tmp_path, monkeypatch, capsys):
+    eager, compiled = run_config(tmp_path, "name=eager"), run_config(tmp_path, "name=compiled", "train.compile=true")
+    train(eager)
+
+    def fails(*_, **__):
+        raise RuntimeError("no C++ compiler\nat all")
+
+    monkeypatch.setattr(torch, "compile", fails)
+    train(compiled)
+    assert "warning: torch.compile does not work here" in capsys.readouterr().err
+    assert weights(compiled.folder) == weights(eager.folder)
+
+
+def test_the_command_trains_and_shows_a_sample_on_stdout_alone(tmp_path, capsys):
+    assert call(program, config_file(tmp_path), "train.steps=3", "--overwrite", "name=other") == 0
+    captured = capsys.readouterr()
+    assert captured.out.strip()
+    assert "validation loss" in captured.err and f"generate.py {tmp_path / 'runs' / 'other'}" in captured.err
+    assert call(program, "--resume", config_file(tmp_path), "name=other", "train.steps=4") == 0
+    assert rows(tmp_path / "runs" / "other")[-1]["step"] == 4
+
+
+def test_without_wandb_it_is_never_imported(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # any import of it fails
+    train(run_config(tmp_path))
+
+
+class FakeWandb:
+    """Records what it is asked for; refuses to go online if told so."""
+
+    class Error(Exception):
+        pass
+
+    Settings = SimpleNamespace
+
+    def __init__(self, has_login, has_network=True):
+        self.has_login, self.has_network, self.inits, self.logged, self.finished = has_login, has_network, [], [], 0
+
+    def login(self, prompt, verify):
+        assert not prompt and not verify, "neither a question nor the network"
+        return self.has_login
+
+    def init(self, **settings):
+        self.inits.append(settings)
+        if not self.has_network and settings["mode"] == "online":
+            raise self.Error("no network")
+        return self
+
+    def log(self, row, step):
+        self.logged.append({**row, "step": step})
+
+    def finish(self):
+        self.finished += 1
+
+
+def test_wandb_gets_the_rows_of_metrics_and_the_config(tmp_path, monkeypatch):
+    wandb = FakeWandb(has_login=True)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    config = run_config(tmp_path, "wandb.mode=online", "wandb.project=p", "wandb.group=g", "wandb.tags=[a, b]")
+    train(config)
+    lines = (config.folder / "metrics.jsonl").read_text().splitlines()
+    assert wandb.logged == [json.loads(line) for line in lines]
+    (settings,) = wandb.inits
+    asked = {key: settings[key] for key in ("mode", "project", "group", "tags")}
+    assert asked == {"mode": "online", "project": "p", "group": "g", "tags": ("a", "b")}
+    assert (settings["name"], Path(settings["dir"])) == ("tiny", config.folder)
+    assert settings["config"]["model"]["vocab_size"] == 257
+    assert wandb.finished == 1
+
+
+@pytest.mark.parametrize(
+    ("has_login", "has_network", "modes"), [(False, True, ["offline"]), (True, False, ["online", "offline"])]
+)
+def test_wandb_without_login_or_network_goes_on_offline_with_a_warning(
+    tmp_path, monkeypatch, capsys, has_login, has_network, modes
+):
+    """And asks for no login: wandb's own menu would block a run in a terminal."""
+    wandb = FakeWandb(has_login, has_network)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    tracking.build_tracker(run_config(tmp_path, "wandb.mode=online"))
+    assert [settings["mode"] for settings in wandb.inits] == modes
+    assert all(settings["settings"].init_timeout <= 30 for settings in wandb.inits)
+    err = capsys.readouterr().err
+    assert err.startswith("warning: ") and "offline" in err and err.count("\n") == 1
+
+
+def test_the_real_wandb_without_login_or_network_writes_inside_the_run_folder(tmp_path):
+    """A process of its own, as a user starts it."""
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment |= {"HOME": str(home), "HTTPS_PROXY": "http://127.0.0.1:9", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, ROOT / "train.py", config_file(tmp_path), "wandb.mode=online", "train.steps=2"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith(("wandb", "warning"))]
+    assert said == ["warning: no wandb login found; logging offline"]
+    assert list((tmp_path / "runs" / "tiny" / "wandb").glob("offline-run-*/*.wandb"))
+    assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "tiny.yaml", "runs", "cache", "home"}
