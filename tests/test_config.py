@@ -26,7 +26,7 @@ def refusal(**options):
         (dict(position={"scheme": "rope", "rms": 1}), ["position", "'rms'", "base"]),
         (dict(position={"scheme": "none", "base": 1e4}), ["position", "'base'"]),
         (dict(position={"scheme": "sinusoidal", "bases": 1e4}), ["position", "'bases'", "did you mean 'base'?"]),
-        (dict(position={"scheme": "rope", "base": -1}), ["position.base", "-1", "greater than 0"]),
+        (dict(position={"scheme": "rope", "base": -1}), ["position.base", "-1", "greater than 1"]),
         (dict(position=7), ["position", "7", "scheme"]),
         (dict(hidden_sise=64), ["hidden_sise", "did you mean 'hidden_size'?"]),
         (dict(hidden_size=0), ["hidden_size", "0", "greater than 0"]),
