@@ -64,8 +64,8 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> dict
         begun = time.perf_counter()
         rate = learning_rate(step, settings)
         input_ids, targets = (ids.to(device) for ids in batches[step - 1])
-        loss = optimizer_step(model, optimizer, input_ids, targets, rate, settings)
-        if not math.isfinite(loss):
+        loss, norm = optimizer_step(model, optimizer, input_ids, targets, rate, settings)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
             raise InputError(
                 f"step {step}: the loss or its gradient is not finite at train.learning_rate {rate:.2g}; "
                 f"{run.path} keeps what was saved before"
@@ -75,7 +75,7 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> dict
         rows, tokens = [], step * settings.batch_size * context
         if step % settings.log_every == 0 or step == settings.steps:
             speed = busy_steps * settings.batch_size * context / busy
-            row = {"train_loss": loss, "learning_rate": rate, "tokens_per_second": speed}
+            row = {"train_loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens_per_second": speed}
             rows.append(row | model.position.metrics())
             bar.set_postfix_str(f"loss {loss:.3f}, lr {rate:.1e}, {speed:,.0f} tokens/s")
             busy, busy_steps = 0.0, 0

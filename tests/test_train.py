@@ -70,7 +70,7 @@ def test_a_run_folder_holds_what_it_should(tmp_path):
     }  # fmt: skip
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     training, evaluations = [r for r in lines if "train_loss" in r], [r for r in lines if "val_loss" in r]
-    keys = ["step", "tokens", "train_loss", "learning_rate", "tokens_per_second"]
+    keys = ["step", "tokens", "train_loss", "grad_norm", "learning_rate", "tokens_per_second"]
     assert [list(row) for row in training] == [keys] * 2
     assert [list(row) for row in evaluations] == [["step", "tokens", "val_loss", "val_bits_per_byte"]] * 2
     assert [(row["step"], row["tokens"]) for row in training] == [(3, 3 * 4 * 16), (6, 6 * 4 * 16)]

@@ -51,11 +51,12 @@ def optimizer_step(
     targets: torch.Tensor,
     rate: float,
     config: TrainConfig,
-) -> float:
-    """One update from input_ids and targets (batch_size, T); returns the mean loss of the batch in nats per token.
+) -> tuple[float, float]:
+    """One update from input_ids and targets (batch_size, T).
 
-    Micro-batches add up sums over tokens, not means of unequal parts. A loss or gradient that is not finite leaves
-    the weights as they were, and comes back as nan.
+    Returns the mean loss of the whole batch in nats per token, and the norm of the gradient before clipping.
+    Micro-batches add up sums over tokens, not means of unequal parts. Where loss or gradient is not finite, the
+    weights stay as they were.
     """
     loss = torch.zeros((), device=input_ids.device)
     for part in zip(input_ids.split(config.micro_batch_size), targets.split(config.micro_batch_size)):
@@ -64,14 +65,14 @@ def optimizer_step(
         share.backward()
         loss += share.detach()
     limit = math.inf if config.grad_clip is None else config.grad_clip
-    norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
-    mean = loss.item() if torch.isfinite(norm) else math.nan
-    if math.isfinite(mean):
+    norm = nn.utils.clip_grad_norm_(model.parameters(), limit).item()
+    mean = loss.item()
+    if math.isfinite(mean) and math.isfinite(norm):
         for group in optimizer.param_groups:
             group["lr"] = rate * group.get("scale", 1.0)
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return mean
+    return mean, norm
 
 
 def compile_where_possible(model: nn.Module) -> None:
