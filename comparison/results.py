@@ -11,7 +11,7 @@ from model.checkpoint import find_checkpoint, load_checkpoint
 from training.evaluation import loss_by_context
 from training.run import RunFolder
 
-MULTIPLES = (1, 2, 4)  # of the trained context
+MULTIPLES = (1, 2, 4, 8)  # of the trained context
 
 
 def measure_run(config: Config, val: np.ndarray) -> dict:

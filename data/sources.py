@@ -1,4 +1,4 @@
-"""Where text comes from: the standard library, local files and Hugging Face data sets, as streams of documents.
+"""Where text comes from, as streams of documents: the standard library, local files, Hugging Face data sets.
 
 A stream is a function that starts it afresh, because text is read up to three times: to hash it, to train the
 tokenizer and to encode it. Documents, none of them empty, are never all in memory.
@@ -22,6 +22,7 @@ from pathlib import Path
 from pydantic import Field
 
 from base import FrozenConfig, InputError
+from data import synthetic
 from data.tokenizer import TokenizerConfig
 
 _SUFFIXES = (".txt", ".json", ".jsonl", ".csv", ".parquet")
@@ -32,8 +33,9 @@ _NOT_THE_LIBRARY = {"test", "tests", "idle_test", "idlelib", "site-packages", "d
 class DataConfig(FrozenConfig):
     source: str = Field("python_docs", min_length=1)
     """python_docs, python_source, a txt, json, jsonl, csv or parquet file, a folder or glob of such files, a folder
-    written by datasets' save_to_disk, or the name of a Hugging Face data set. Among several files with a train.* (or
-    train-00000-of-00002.*), those called validation, valid, val or dev are for validation, and test is left out."""
+    written by datasets' save_to_disk, the name of a Hugging Face data set, or synthetic/copy, reverse, k-back,
+    induction, recall or addition. Among several files with a train.* (or train-00000-of-00002.*), those called
+    validation, valid, val or dev are for validation, and test is left out."""
     subset: str | None = None
     """Configuration of a Hugging Face data set, where it has several."""
     split: str = "train"
@@ -56,6 +58,8 @@ def open_source(config: DataConfig) -> dict[str, Callable[[], Iterator[str]]]:
         return {"train": partial(_python_docs, config)}
     if source == "python_source":
         return {"train": _python_source}
+    if task := synthetic.task_of(source):
+        return synthetic.streams(task)
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         return _saved_dataset(config, path)
     if path.is_dir():
@@ -67,6 +71,8 @@ def open_source(config: DataConfig) -> dict[str, Callable[[], Iterator[str]]]:
         return _files(config, [path])
     if re.search(r"[*?[]", source):
         return _files(config, map(Path, glob.glob(str(path), recursive=True)))
+    if source.startswith(synthetic.PREFIX):
+        raise InputError(f"data.source {source!r}: known are {', '.join(map(synthetic.source_of, synthetic.TASKS))}")
     local = path.suffix.lower() in _SUFFIXES or source[:1] in "./~" or source.count("/") > 1
     if local or ("/" in source and path.parent.is_dir()):
         raise InputError(f"data.source {source!r}: no such file or folder")

@@ -2,8 +2,10 @@
 
 import torch
 import torch.nn.functional as F
+from pydantic import ValidationError
 from torch import Tensor, nn
 
+from base import InputError, one_line
 from model.attention import ATTENTIONS, causal_mask
 from model.cache import Cache
 from model.config import ModelConfig
@@ -142,3 +144,21 @@ class Transformer(nn.Module):
         if cache is not None:
             cache.length = length
         return self.norm(x)
+
+
+def with_position(model: Transformer, options: dict) -> Transformer:
+    """Another model on the same weights, without a copy, with some options of its scheme replaced.
+
+    {"scaling": {"rope_type": "yarn", "factor": 4}} reaches past the trained length. InputError: what the scheme
+    refuses, or what asks for other position parameters than the model has.
+    """
+    position = {**model.config.position.model_dump(), **options}
+    try:
+        config = ModelConfig(**{**model.config.model_dump(), "position": position})
+        other = Transformer(config, seed=None)
+        other.load_state_dict(model.state_dict(), assign=True)
+    except ValidationError as error:
+        raise InputError(one_line(error)) from None
+    except RuntimeError:
+        raise InputError(f"position: {options} asks for other parameters than the model has") from None
+    return other

@@ -9,7 +9,7 @@ from torch import nn
 from model.config import ModelConfig
 from model.transformer import Transformer
 from training import evaluation
-from training.evaluation import bits_per_byte, evaluate, loss_by_context
+from training.evaluation import bits_per_byte, evaluate, loss_by_context, loss_by_position
 
 CONTEXT, VOCAB = 8, 29
 
@@ -85,6 +85,9 @@ def test_bits_per_byte_of_guessing_bytes_is_eight():
     assert bits_per_byte(500 * math.log(256), 1000) == pytest.approx(4, rel=1e-12)  # two bytes a token
 
 
+# By context: CONTEXT 8, so blocks of 2
+
+
 @pytest.mark.parametrize("length", [33, 40, 41, 97, 150, 999])
 @pytest.mark.parametrize("tokens_a_pass", [1, 64, 10_000])
 def test_the_same_tokens_are_scored_at_every_multiple(length, tokens_a_pass, monkeypatch):
@@ -95,34 +98,104 @@ def test_the_same_tokens_are_scored_at_every_multiple(length, tokens_a_pass, mon
 
 
 def test_scored_blocks_lie_side_by_side_where_all_of_them_fit():
-    stream = tokens(97)  # 25 … 96 are nine blocks
-    expected = sum(Bigram().nats(stream[24:])) / 72
+    stream = tokens(97)  # targets 31 … 96 are 33 blocks of 2
+    expected = sum(Bigram().nats(stream[30:])) / 66
     assert loss_by_context(Bigram(), stream, CONTEXT, (1, 4)) == pytest.approx([expected] * 2, rel=1e-6)
 
 
 def test_scored_blocks_are_spread_from_the_first_to_the_last_possible(monkeypatch):
-    monkeypatch.setattr(evaluation, "MAX_BLOCKS", 3)
+    monkeypatch.setattr(evaluation, "TARGETS", 6)
     stream = tokens(133)
     nats = Bigram().nats(stream)  # nats[i] is that of token i + 1
-    expected = sum(nats[24:32] + nats[74:82] + nats[124:132]) / 24
+    expected = sum(nats[30:32] + nats[80:82] + nats[130:132]) / 6
     assert loss_by_context(Bigram(), stream, CONTEXT, (4,)) == pytest.approx([expected], rel=1e-6)
 
 
-def test_loss_by_context_of_a_real_model_window_by_window(model):
-    stream, ends = tokens(97), range(32, 97, CONTEXT)
-    expected = [
-        written_out(model, stream, [end - length for end in ends], length, CONTEXT) / 72 for length in (8, 16, 32)
-    ]
+def test_loss_by_context_of_a_real_model_token_by_token(model):
+    """Each target after a window of its own, cut so that it has 7 or 8, 15 or 16, 31 or 32 tokens before it."""
+    stream, expected = tokens(97), []
+    for length in (8, 16, 32):
+        nats = []
+        for target in range(31, 97):
+            before = length - target % 2  # targets come in pairs, the first with one token less
+            nats.append(written_out(model, stream, [target - before], before, 1))
+        expected.append(sum(nats) / 66)
     assert loss_by_context(model, stream, CONTEXT, (1, 2, 4)) == pytest.approx(expected, rel=1e-6)
-    assert expected[0] == pytest.approx(evaluate(model, stream[24:], CONTEXT) / 72, rel=1e-6)
     assert len({round(loss, 3) for loss in expected}) == 3
+
+
+class TellsItsContext(Bigram):
+    """Gives every token a loss of as many nats as it has tokens before it in the window."""
+
+    def forward(self, input_ids, logits_to_keep=0):
+        before = torch.arange(1, input_ids.shape[1] + 1)[-logits_to_keep:]
+        # targets are all 0; of two tokens the other is e^before − 1 times as likely
+        other = torch.expm1(before.double()).log()
+        return torch.stack((torch.zeros_like(other), other), dim=-1).expand(len(input_ids), -1, -1)
+
+
+@pytest.mark.parametrize("context", [8, 20])
+def test_no_scored_token_has_less_context_than_a_multiple_says_but_for_a_stride(context):
+    """Else a gain from 1x to 2x would be one from fewer tokens at the start of a window."""
+    zeros, stride = numpy.zeros(400, numpy.uint16), context // 4
+    found = loss_by_context(TellsItsContext(), zeros, context, (1, 2, 4))
+    expected = [sum(range(multiple * context - stride + 1, multiple * context + 1)) / stride for multiple in (1, 2, 4)]
+    assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_no_loss_where_the_scheme_has_no_positions():
     one, two, four = loss_by_context(Bigram(max_length=16), tokens(97), CONTEXT, (1, 2, 4))
     assert one == two and not math.isnan(one) and math.isnan(four)
+    assert [one, two] == loss_by_context(Bigram(), tokens(97), CONTEXT, (1, 2, 4))[:2], "the others' tokens"
 
 
-def test_no_loss_where_the_text_is_shorter_than_the_longest_window():
-    assert all(map(math.isnan, loss_by_context(Bigram(), tokens(32), CONTEXT, (1, 2, 4))))
-    assert not any(map(math.isnan, loss_by_context(Bigram(), tokens(33), CONTEXT, (1, 2, 4))))
+def test_no_loss_where_the_text_is_shorter_than_the_window():
+    lengths = {8: (), 9: (1,), 16: (1,), 17: (1, 2), 32: (1, 2), 33: (1, 2, 4)}
+    for length, there in lengths.items():
+        losses = loss_by_context(Bigram(), tokens(length), CONTEXT, (1, 2, 4))
+        assert [not math.isnan(loss) for loss in losses] == [multiple in there for multiple in (1, 2, 4)], length
+
+
+# By position: steps of 1, and of 2 at twice the context
+
+
+def test_loss_by_position_of_a_real_model_window_by_window(model):
+    stream = tokens(97)  # three windows of 32
+    found = loss_by_position(model, stream, 2 * CONTEXT, 2)
+    assert [end for end, _ in found] == list(range(2, 33, 2))
+    for end, loss in found:
+        one_by_one = sum(written_out(model, stream, [0, 32, 64], n, 1) for n in (end - 1, end))
+        assert loss == pytest.approx(one_by_one / 6, rel=1e-5)
+
+
+def test_the_last_position_of_a_bin_is_the_number_of_tokens_before_it():
+    found = loss_by_position(TellsItsContext(), numpy.zeros(400, numpy.uint16), 24, 3)
+    assert found == [(end, pytest.approx(end - 1, rel=1e-6)) for end in range(3, 73, 3)]
+
+
+@pytest.mark.parametrize("context", [1, 3, 20])
+def test_the_last_bin_ends_with_the_window_whatever_the_context(context):
+    found = loss_by_position(TellsItsContext(), numpy.zeros(400, numpy.uint16), context, 3)
+    ends, step = [end for end, _ in found], max(1, context // 8)
+    assert ends == sorted({*range(step, 3 * context, step), 3 * context})
+    assert found[-1][1] == pytest.approx(sum(range(ends[-2] + 1, ends[-1] + 1)) / (ends[-1] - ends[-2]), rel=1e-6)
+
+
+def test_windows_of_the_loss_by_position_are_spread_from_the_first_to_the_last(monkeypatch):
+    monkeypatch.setattr(evaluation, "POSITION_TOKENS", 24)
+    stream = tokens(100)
+    nats = Bigram().nats(stream)
+    found = dict(loss_by_position(Bigram(), stream, CONTEXT, 1))  # at 0, round(45.5) and 91
+    assert found[1] == pytest.approx((nats[0] + nats[46] + nats[91]) / 3, rel=1e-6)
+    assert found[8] == pytest.approx((nats[7] + nats[53] + nats[98]) / 3, rel=1e-6)
+
+
+def test_no_loss_at_positions_that_a_scheme_has_not():
+    limited, whole = (loss_by_position(Bigram(limit), tokens(97), 2 * CONTEXT, 2) for limit in (19, None))
+    assert limited[:9] == [(end, pytest.approx(loss, rel=1e-6)) for end, loss in whole[:9]]
+    assert [end for end, loss in limited if math.isnan(loss)] == [20, 22, 24, 26, 28, 30, 32]
+
+
+def test_no_loss_by_position_of_a_text_shorter_than_the_window():
+    assert all(math.isnan(loss) for _, loss in loss_by_position(Bigram(), tokens(32), CONTEXT, 4))
+    assert not any(math.isnan(loss) for _, loss in loss_by_position(Bigram(), tokens(33), CONTEXT, 4))

@@ -2,8 +2,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from base import InputError
 from model.position import POSITIONS, Position
-from model.transformer import Transformer
+from model.transformer import Transformer, with_position
 
 BIAS = torch.tensor([1.5, -2.0, 0.25, 3.0])[:, None, None].expand(4, 3, 3)
 
@@ -118,3 +119,40 @@ def test_low_precision_stays_close_to_float32(scheme, precision, tiny_model, tok
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
         logits = model(ids)
     assert (logits - expected).norm() < 0.05 * expected.norm()
+
+
+def test_other_options_on_the_same_weights_are_those_of_a_model_built_with_them(tiny_model, tokens):
+    scaling = {"rope_type": "yarn", "factor": 4.0}
+    model, ids = tiny_model("rope", max_position_embeddings=8), tokens(2, 30)
+    built = tiny_model({"scheme": "rope", "scaling": scaling}, max_position_embeddings=8)
+    before, other = model(ids), with_position(model, {"scaling": scaling})
+    assert torch.equal(other(ids), built(ids)) and torch.equal(model(ids), before)
+    assert not torch.allclose(other(ids), before)
+    assert (other.config.position.scaling.factor, model.config.position.scaling) == (4.0, None)
+
+
+def test_the_weights_are_shared_and_a_move_of_one_model_does_not_move_the_other(scheme, tiny_model, tokens):
+    model, ids = tiny_model(scheme), tokens(2, 9)
+    other = with_position(model, {})
+    mine, theirs = dict(model.named_parameters()), dict(other.named_parameters())
+    assert mine.keys() == theirs.keys()
+    assert all(mine[name].data_ptr() == theirs[name].data_ptr() for name in mine)
+    assert torch.equal(other(ids), model(ids))
+    before = model(ids)
+    other.float()
+    assert torch.equal(model(ids), before) and {p.dtype for p in model.layers.parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "message"),
+    [
+        ("rope", {"bas": 5}, "bas.*base"),
+        ("rope", {"scaling": {"rope_type": "stretch", "factor": 4}}, "stretch"),
+        ("alibi", {"scaling": {"rope_type": "yarn", "factor": 4}}, "scaling"),
+        ("learned", {"max_length": 999}, "other parameters"),
+        ("none", {"scheme": "learned"}, "other parameters"),
+    ],
+)
+def test_options_that_the_weights_do_not_fit_are_refused(scheme, options, message, tiny_model):
+    with pytest.raises(InputError, match=message):
+        with_position(tiny_model(scheme), options)

@@ -10,7 +10,8 @@ from torch import Tensor
 from model.transformer import Transformer
 
 EVAL_TOKENS = 8192  # a pass; bounds the memory, whatever batch size is trained with
-MAX_BLOCKS = 128  # scored blocks for the loss by context
+TARGETS = 8192  # scored for the loss by context
+POSITION_TOKENS = 131_072  # scored for the loss by position
 
 
 def summed_loss(model: Transformer, input_ids: Tensor, targets: Tensor) -> Tensor:
@@ -35,32 +36,63 @@ def evaluate(model: Transformer, tokens: np.ndarray, context: int) -> float:
 
 @torch.no_grad()
 def loss_by_context(model: Transformer, tokens: np.ndarray, context: int, multiples: tuple[int, ...]) -> list[float]:
-    """Mean loss on the same tokens with 1, 2, … times the trained context before and among them; nats per token.
+    """Mean loss on the same tokens with 1, 2, … times the trained context before them; nats per token.
 
-    The scored tokens are blocks of `context` (at most MAX_BLOCKS, evenly spread), each at the end of a window of
-    multiple · context tokens. nan where the scheme has no positions so far out.
+    A scored token has between multiple · context − stride + 1 and multiple · context tokens before it, with a stride
+    of a quarter of the context: windows of that length, of which the last `stride` are scored. At most TARGETS tokens
+    are, evenly spread. nan where the text is shorter than the window, or the scheme has no positions so far out.
     """
-    device, longest = model.output_weight.device, max(multiples) * context
+    stride = max(1, context // 4)
+    fitting = [multiple for multiple in multiples if multiple * context < len(tokens)]
+    longest = max(fitting, default=0) * context  # targets follow it, and not what the scheme can do
     last_start = len(tokens) - 1 - longest
-    blocks = min(MAX_BLOCKS, last_start // context + 1)
-    if blocks < 1:
-        return [math.nan] * len(multiples)
+    blocks = min(max(1, TARGETS // stride), (len(tokens) - 1 - longest) // stride + 1)
     ends = [longest + round(block * last_start / max(1, blocks - 1)) for block in range(blocks)]
     losses = []
     for multiple in multiples:
-        length, total = multiple * context, 0.0
-        if model.position.max_length is not None and length > model.position.max_length:
+        length, limit = multiple * context, model.position.max_length
+        if multiple not in fitting or (limit is not None and length > limit):
             losses.append(math.nan)
             continue
-        rows = max(1, EVAL_TOKENS // length)
-        for first in range(0, blocks, rows):
-            windows = np.stack([tokens[end - length : end + 1] for end in ends[first : first + rows]])
-            windows = torch.from_numpy(windows.astype(np.int64)).to(device)
-            logits = model(windows[:, :-1], logits_to_keep=context)
-            targets = windows[:, -context:]
-            total += F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum").item()
-        losses.append(total / (blocks * context))
+        starts = [end - length for end in ends]
+        nats = torch.cat(list(_window_nats(model, tokens, starts, length, stride)))
+        losses.append(nats.mean().item())
     return losses
+
+
+@torch.no_grad()
+def loss_by_position(
+    model: Transformer, tokens: np.ndarray, context: int, multiple: int
+) -> list[tuple[int, float]]:
+    """Mean loss by position in windows of multiple · context tokens side by side: (n, nats per token).
+
+    Each is the mean over the tokens that have up to n tokens before them in their window, n inclusive, and more than
+    the n of the entry before; n grows in steps of an eighth of the context, so that one ends where training ended.
+    At most POSITION_TOKENS tokens are scored, in evenly spread windows. nan where the text is shorter than the window,
+    or the scheme has no positions so far out.
+    """
+    length, step = multiple * context, max(1, context // 8)
+    limit = min(length, model.position.max_length or length)
+    windows = min(max(1, POSITION_TOKENS // length), (len(tokens) - 1) // length)
+    starts = [round(n * (len(tokens) - 1 - length) / max(1, windows - 1)) for n in range(windows)]
+    passes = _window_nats(model, tokens, starts, limit, limit)
+    sums = sum((nats.sum(dim=0) for nats in passes), torch.zeros(limit, dtype=torch.float64))
+    ends = [*range(step, length, step), length]
+    return [
+        (end, (sums[begin:end].sum() / (windows * (end - begin))).item() if windows and end <= limit else math.nan)
+        for begin, end in zip([0, *ends], ends)
+    ]
+
+
+def _window_nats(model, tokens, starts, length, scored):
+    """For some windows of `length` inputs at a time, the nats of the last `scored` targets of each, (windows, scored)."""
+    rows = max(1, EVAL_TOKENS // length)
+    for first in range(0, len(starts), rows):
+        windows = np.stack([tokens[start : start + length + 1] for start in starts[first : first + rows]])
+        windows = torch.from_numpy(windows.astype(np.int64)).to(model.output_weight.device)
+        logits, targets = model(windows[:, :-1], logits_to_keep=scored), windows[:, -scored:]
+        nats = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+        yield nats.view(targets.shape).cpu().double()  # not all devices have float64
 
 
 def bits_per_byte(nats: float, text_bytes: int) -> float:

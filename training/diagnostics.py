@@ -1,0 +1,135 @@
+"""What a trained model does inside and how fast: attention by distance, exact match, embedding sizes, decoding speed."""
+
+import statistics
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from data.synthetic import examples
+from data.tokenizer import END_OF_TEXT, Tokenizer, encode
+from model.generation import generate
+from model.transformer import Transformer
+from training.evaluation import EVAL_TOKENS
+
+WINDOWS = 32  # whose attention is looked at
+
+
+@torch.no_grad()
+def exact_match(
+    model: Transformer, tokenizer: Tokenizer, task: str, lengths: list[int], count: int = 200, seed: int = 0
+) -> dict[int, float | None]:
+    """For each length, the share of `count` examples of a synthetic task that the model answers without a mistake.
+
+    The answer, ended by end-of-text, is what greedy decoding gives after end-of-text and the prompt: just when each of
+    its tokens is the likeliest after the right ones before it, which one pass shows. None where the scheme has no
+    positions for that length.
+    """
+    end, device = tokenizer.token_to_id(END_OF_TEXT), model.output_weight.device
+    shares = {}
+    for length in lengths:
+        asked, due = [], []
+        for prompt, answer in examples(task, length, count, seed):
+            before, answered = [end, *encode(tokenizer, prompt)], [*encode(tokenizer, answer), end]
+            asked.append(torch.tensor(before + answered[:-1]))
+            due.append(torch.tensor([-1] * (len(before) - 1) + answered))
+        input_ids = torch.nn.utils.rnn.pad_sequence(asked, batch_first=True).to(device)
+        targets = torch.nn.utils.rnn.pad_sequence(due, batch_first=True, padding_value=-1).to(device)
+        if model.position.max_length is not None and input_ids.shape[1] > model.position.max_length:
+            shares[length] = None
+            continue
+        rows, right = max(1, EVAL_TOKENS // input_ids.shape[1]), 0
+        for part, wanted in zip(input_ids.split(rows), targets.split(rows)):
+            right += ((model(part).argmax(dim=-1) == wanted) | (wanted < 0)).all(dim=-1).sum().item()
+        shares[length] = right / count
+    return shares
+
+
+@torch.no_grad()
+def attention_by_distance(model: Transformer, tokens: np.ndarray, context: int) -> dict | None:
+    """How far back the heads look, in at most WINDOWS windows of `context` tokens, evenly spread.
+
+    distances: (first, last) of each bin: 0, 1, 2, 3–4, 5–8 … tokens back. mass: for each layer and head the softmax
+    weight in each bin, the mean over all queries, so that the bins add up to 1. largest_logit: for each layer and head
+    the largest score before the softmax, after 1/√d and bias. None where attention has no softmax.
+    """
+    length = min(context, len(tokens))
+    spread = np.linspace(0, len(tokens) - length, min(WINDOWS, len(tokens) // length)).round().astype(int)
+    recorder = _Attention(length)
+    with recorder:
+        for start in spread:
+            window = torch.from_numpy(tokens[start : start + length].astype(np.int64))
+            model.hidden_states(window[None].to(model.output_weight.device))
+    if not recorder.masses:
+        return None
+    layers = model.config.num_hidden_layers
+    mass = torch.stack(recorder.masses).unflatten(0, (-1, layers)).mean(dim=0)
+    largest = torch.stack(recorder.largest).unflatten(0, (-1, layers)).amax(dim=0)
+    bins = [(before + 1, min(end, length - 1)) for before, end in zip([-1, *recorder.ends], recorder.ends)]
+    return {"distances": bins, "mass": mass.tolist(), "largest_logit": largest.tolist()}
+
+
+class _Attention(TorchFunctionMode):
+    """While it is entered, computes the softmax weights of each call of PyTorch's attention once more, and keeps sums.
+
+    The kernel itself gives none, and an argument for them would sit in the hot path of every model.
+    """
+
+    def __init__(self, length: int):
+        super().__init__()
+        self.ends = [0]  # of the bins of distances: 0, 1, 2, 4, 8 …
+        while self.ends[-1] < length - 1:
+            self.ends.append(2 * self.ends[-1] or 1)
+        self.masses, self.largest = [], []  # of each call: (heads, bins) and (heads,)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.scaled_dot_product_attention:
+            self._record(*args, **kwargs)
+        return func(*args, **(kwargs or {}))
+
+    def _record(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, enable_gqa: bool):
+        q, k = (x[0].to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k))  # (heads, T, d)
+        scores = q @ k.repeat_interleave(len(q) // len(k), dim=0).mT / q.shape[-1] ** 0.5
+        position = torch.arange(q.shape[1], device=q.device)
+        distance = position[:, None] - position
+        if is_causal:
+            attn_mask = distance >= 0
+        if attn_mask is not None:
+            added = attn_mask if attn_mask.is_floating_point() else torch.where(attn_mask, 0.0, float("-inf"))
+            scores = scores + added.reshape(-1, *scores.shape[1:])
+        bins = torch.bucketize(distance, torch.tensor(self.ends, device=q.device))  # the future has no weight in bin 0
+        mass = scores.new_zeros(len(q), len(self.ends))
+        mass.index_add_(1, bins.flatten(), scores.softmax(dim=-1).flatten(1))
+        self.masses.append(mass.cpu() / len(position))
+        self.largest.append(scores.amax(dim=(1, 2)).cpu())
+
+
+def embedding_rms(model: Transformer) -> dict[str, float | None]:
+    """Root mean squares of the token embeddings and of what the scheme adds to them over the trained context.
+
+    Of a new model it tells whether one drowns the other; position is None where the scheme adds nothing.
+    """
+
+    def rms(vectors):
+        return vectors.detach().float().square().mean().sqrt().item()
+
+    positions = torch.arange(model.config.max_position_embeddings, device=model.output_weight.device)
+    added = model.position.embedding(positions)
+    return {"tokens": rms(model.embed_tokens.weight), "position": None if added is None else rms(added)}
+
+
+def decode_speed(model: Transformer, prompt_tokens: int | None = None, new_tokens: int | None = None) -> float:
+    """Tokens/s of one sequence decoded with a cache, after the prompt: the inverse of the median time of a token.
+
+    None: half of the trained context each, so that every scheme has the positions.
+    """
+    half = max(1, model.config.max_position_embeddings // 2)
+    prompt = torch.zeros(prompt_tokens or half, dtype=torch.long, device=model.output_weight.device)
+    moments = []
+    for ids in generate(model, prompt, new_tokens or max(2, half), temperature=0.0):
+        ids.item()  # waits for the device
+        moments.append(time.perf_counter())
+    return 1 / statistics.median(after - before for before, after in zip(moments, moments[1:]))
