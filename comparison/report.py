@@ -1,65 +1,133 @@
-"""From the numbers of a comparison to a table and a picture."""
+"""The report of a comparison from its results alone: report.html and report.md."""
 
-from pathlib import Path
+from html import escape
+
+from comparison import tables
+from comparison.figures import figures
+from comparison.plots import Plot, inline_svg, palette
+from comparison.tables import Table
+from comparison.words import sentences, tokens
+
+STYLE = """
+body { margin: 0 auto; padding: 1rem; max-width: 76rem; font: 1rem/1.5 system-ui, sans-serif;
+  color: var(--ink); background: var(--paper); }
+:root { --ink: #1a1a1a; --paper: #ffffff; --line: #c8c8c8; --soft: #f3f3f3; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e6e6; --paper: #16181c; --line: #454a52; --soft: #22262c; } }
+h1 { font-size: 1.6rem; margin: 0.5rem 0; }
+h2 { font-size: 1.2rem; margin: 2rem 0 0.5rem; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1.5rem; }
+figure { margin: 0; min-width: 0; }
+figure svg { width: 100%; height: auto; max-width: 40rem; display: block; }
+figcaption, .note, footer { font-size: 0.875rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.25rem 0.6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+thead th { background: var(--soft); vertical-align: bottom; }
+th:first-child { text-align: left; position: sticky; left: 0; background: var(--soft); }
+details { margin: 0.3rem 0; font-size: 0.875rem; }
+summary { cursor: pointer; }
+li { margin: 0.3rem 0; }
+ul { padding-left: 1.2rem; }
+li:first-child { font-weight: 600; }
+h3 { font-size: 1rem; margin: 0.5rem 0; }
+"""
+MOST_ROWS = 24  # of a table under a plot; results.json has all
 
 
-def markdown(summary: dict[str, dict], baseline: str, seeds: list[int], context: int) -> str:
-    """The table, one row a variant: means over seeds ± their standard deviation, losses in nats per token."""
-    multiples = list(next(iter(summary.values()))["loss_by_context"])
-    header = [
-        "variant",
-        "validation loss",
-        "bits per byte",
-        f"difference to {baseline}",
-        *(f"loss at {multiple} context" for multiple in multiples),
-        "extra parameters",
-        "training tokens/s",
-    ]
-    rows = [
-        [
-            variant,
-            _spread(row["val_loss"]),
-            _spread(row["val_bits_per_byte"]),
-            "—" if variant == baseline else _spread(row["difference"], sign="+"),
-            *(_spread(row["loss_by_context"][multiple], digits=3) for multiple in multiples),
-            f"{row['position_parameters']:,}",
-            f"{row['tokens_per_second']:,.0f}",
-        ]
-        for variant, row in summary.items()
-    ]
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    note = (
-        f"Mean ± standard deviation over {len(seeds)} seeds ({', '.join(map(str, seeds))}); losses in nats per token; "
-        f"differences are paired by seed; 1x is the trained context of {context} tokens, and the same tokens are "
-        "scored at every multiple."
+def chosen_tables(results: dict) -> list[Table]:
+    """The tables for which there are numbers, the main one first."""
+    made = [tables.main_table(results), tables.context_table(results), tables.match_table(results)]
+    made += [tables.inside_table(results), tables.cost_table(results)]
+    if any(len(rates) > 1 for rates in results["sweep"].values()):
+        made.append(tables.rates_table(results))
+    made.append(tables.settings_table(results))
+    return [table for table in made if len(table.header) > 1]
+
+
+def markdown(results: dict, pictures: list[str] = ()) -> str:
+    """The report for a README or a pull request; pictures: files to show."""
+    parts = [f"# {results['name']}", _setting(results), "\n".join(f"- {said}" for said in sentences(results))]
+    parts += [f"![{title}]({file})" for title, file in pictures]
+    parts += [f"## {table.title}\n\n{table.markdown()}" for table in chosen_tables(results)]
+    return "\n\n".join([*parts, _made_with(results)]) + "\n"
+
+
+def html(results: dict) -> str:
+    """The whole report as one page that needs no network and no script."""
+    title, said = escape(results["name"]), "".join(f"<li>{escape(said)}</li>" for said in sentences(results))
+    main, *others = (_table(table) for table in chosen_tables(results))
+    plots = "".join(map(_figure, figures(results)))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
+<title>{title}</title>
+<style>{palette()}{STYLE}</style>
+</head>
+<body>
+<h1>{title}</h1>
+<p>{escape(_setting(results))}</p>
+<h2>Summary</h2>
+<ul>{said}</ul>
+{main}
+<h2>Plots</h2>
+<div class="plots">{plots}</div>
+{"".join(others)}
+<footer><p>{escape(_made_with(results))}</p></footer>
+</body>
+</html>
+"""
+
+
+def _setting(results):
+    corpus = results["corpus"]
+    return (
+        f"{len(results['summary'])} variants on {corpus['source']} ({corpus['train_bytes']:,} bytes of text to train on, "
+        f"{corpus['val_bytes']:,} to validate), {' or '.join(map(tokens, results['tokens']))} training tokens a run, "
+        f"context {results['context']} tokens."
     )
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{note}\n"
 
 
-def _spread(numbers: dict, digits: int = 4, sign: str = "") -> str:
-    if numbers["mean"] is None:
+def _made_with(results):
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    hardware, corpus = results["hardware"], results["corpus"]
+    return (
+        f"Reported with {versions} on {hardware['device']}, {hardware['cores']} cores, {hardware['threads']} threads; "
+        f"optimizer {results['optimizer']}; corpus {corpus['hash'][:16]}. "
+        "All numbers, with the config of each run, are in results.json."
+    )
+
+
+def _table(table: Table) -> str:
+    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
+    return f"<h2>{escape(table.title)}</h2>{_cells(table.title, table.header, table.rows)}{note}"
+
+
+def _cells(label: str, header: list, rows: list[list]) -> str:
+    head = "".join(f'<th scope="col">{escape(str(cell))}</th>' for cell in header)
+    body = "".join(
+        f'<tr><th scope="row">{escape(str(first))}</th>{"".join(f"<td>{escape(str(c))}</td>" for c in rest)}</tr>'
+        for first, *rest in rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _figure(plot: Plot) -> str:
+    header, rows = plot.numbers()
+    step = 1 if plot.table else -(-len(rows) // MOST_ROWS)
+    rows = [[_number(cell) for cell in row] for row in rows[::-1][::step][::-1]]  # the last is always among them
+    thinned = f", every {step}th row" if step > 1 else ""
+    return (
+        f"<figure><h3>{escape(plot.title)}</h3>{inline_svg(plot)}<figcaption>{escape(plot.description)}</figcaption>"
+        f"<details><summary>The numbers{thinned}</summary>{_cells(plot.title, header, rows)}</details></figure>\n"
+    )
+
+
+def _number(cell) -> str:
+    if cell is None:
         return "n/a"
-    spread = "" if numbers["sd"] is None else f" ± {numbers['sd']:.{digits}f}"
-    return f"{numbers['mean']:{sign}.{digits}f}{spread}"
-
-
-def plot_curves(runs: dict[str, list[dict]], file: Path) -> None:
-    """Validation loss over training tokens as SVG: a line a variant, the mean over seeds, in the band they span."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "whereabouts"  # the same numbers give the same file
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for variant, measured in runs.items():
-        tokens = [point[0] for point in measured[0]["curve"]]
-        losses = list(zip(*([point[1] for point in run["curve"]] for run in measured)))
-        (line,) = axes.plot(tokens, [sum(values) / len(values) for values in losses], marker=".", label=variant)
-        axes.fill_between(tokens, [min(v) for v in losses], [max(v) for v in losses], color=line.get_color(), alpha=0.2)
-    axes.set_xlabel("training tokens")
-    axes.set_ylabel("validation loss (nats per token)")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(file, metadata={"Date": None})
-    pyplot.close(figure)
+    return cell if isinstance(cell, str) else f"{cell:,}" if isinstance(cell, int) else f"{cell:.4g}"

@@ -1,61 +1,98 @@
-"""From finished runs to the numbers of a comparison."""
+"""From the numbers of single runs to those of a comparison."""
 
-import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import numpy as np
-
-from configs import Config
-from model.checkpoint import find_checkpoint, load_checkpoint
-from training.evaluation import loss_by_context
-from training.run import RunFolder
-
-MULTIPLES = (1, 2, 4, 8)  # of the trained context
+from comparison.statistics import holm, mean_and_spread, paired
 
 
-def measure_run(config: Config, val: np.ndarray) -> dict:
-    """The numbers of one finished run: losses in nats per token (None: not to be had), tokens/s, parameters."""
-    run = RunFolder(config, resume=True)
-    rows, model = run.metrics(), load_checkpoint(find_checkpoint(run.path))
-    evaluations = [row for row in rows if "val_loss" in row]
-    by_context = loss_by_context(model, val, model.config.max_position_embeddings, MULTIPLES)
-    return {
-        "val_loss": evaluations[-1]["val_loss"],
-        "val_bits_per_byte": evaluations[-1]["val_bits_per_byte"],
-        "loss_by_context": {
-            f"{multiple}x": None if math.isnan(loss) else loss for multiple, loss in zip(MULTIPLES, by_context)
-        },
-        "position_parameters": sum(parameter.numel() for parameter in model.position.parameters()),
-        "tokens_per_second": statistics.median(row["tokens_per_second"] for row in rows if "train_loss" in row),
-        "curve": [[row["tokens"], row["val_loss"]] for row in evaluations],
-    }
+def sweep(runs: list[dict]) -> list[dict]:
+    """For each learning rate of a variant's runs the mean and standard deviation of the validation loss over seeds."""
+    rates = dict.fromkeys(run["learning_rate"] for run in runs)
+    return [
+        {"learning_rate": rate, **mean_and_spread([run["val_loss"] for run in runs if run["learning_rate"] == rate])}
+        for rate in rates
+    ]
+
+
+def best_rate(runs: list[dict]) -> list[dict]:
+    """The runs of a variant that have the learning rate with the lowest mean validation loss."""
+    best = min(sweep(runs), key=lambda row: row["mean"])
+    return [run for run in runs if run["learning_rate"] == best["learning_rate"]]
 
 
 def summarize(runs: Mapping[str, list[dict]], baseline: str) -> dict[str, dict]:
-    """Per variant: mean and standard deviation over seeds, and the differences to the baseline paired by seed.
+    """Per variant the numbers over its seeds, and the differences to the baseline paired by seed.
 
-    runs: for each variant the `measure_run` of its seeds, in the same order of seeds for all.
+    runs: for each variant what `read_run` and `measure` say of each seed's run. `difference` has `p_holm` beside
+    what `paired` gives: corrected for the number of variants, None where there is no p.
     """
     summary = {}
     for variant, measured in runs.items():
-        differences = [run["val_loss"] - base["val_loss"] for run, base in zip(measured, runs[baseline])]
+        one = measured[0]
         summary[variant] = {
+            "learning_rate": one["learning_rate"],
+            "seeds": [run["seed"] for run in measured],
             "val_loss": mean_and_spread([run["val_loss"] for run in measured]),
             "val_bits_per_byte": mean_and_spread([run["val_bits_per_byte"] for run in measured]),
-            "difference": mean_and_spread(differences),
-            "loss_by_context": {
-                key: mean_and_spread([run["loss_by_context"][key] for run in measured])
-                for key in measured[0]["loss_by_context"]
+            "difference": paired(*(_by_seed(some, "val_loss") for some in (measured, runs[baseline]))),
+            "curve": _over_seeds(measured, "curve"),
+            "difference_curve": _differences(measured, runs[baseline]),
+            "grad_norm": _over_seeds(measured, "grad_norm"),
+            "theta_drift": _over_seeds(measured, "theta_drift"),
+            "theta_drift_by_pair": _over_seeds(measured, "theta_drift_by_pair"),
+            **_evaluations(measured, lambda run: run),
+            "evaluated_with": {
+                name: _evaluations(measured, lambda run: run["evaluated_with"][name]) for name in one["evaluated_with"]
             },
-            "position_parameters": measured[0]["position_parameters"],
+            "attention": one["attention"],
+            "embedding_rms": one["embedding_rms"],
+            "position_parameters": one["position_parameters"],
+            "parameters": one["parameters"],
             "tokens_per_second": statistics.median(run["tokens_per_second"] for run in measured),
+            "decode_tokens_per_second": statistics.median(run["decode_tokens_per_second"] for run in measured),
         }
+    tested = {v: row["difference"]["p"] for v, row in summary.items() if v != baseline}
+    corrected = holm({variant: p for variant, p in tested.items() if p is not None})
+    for variant, row in summary.items():
+        row["difference"]["p_holm"] = corrected.get(variant)
     return summary
 
 
-def mean_and_spread(values: list[float | None]) -> dict:
-    """Mean and sample standard deviation; None for the spread of a single value, and for both where one is missing."""
-    if None in values:
-        return {"mean": None, "sd": None}
-    return {"mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(values) > 1 else None}
+def _by_seed(measured: list[dict], key: str) -> dict[int, float]:
+    return {run["seed"]: run[key] for run in measured}
+
+
+def _evaluations(measured: list[dict], part: Callable[[dict], dict]) -> dict[str, Any]:
+    """What is asked of a model with its own position options and with others: [loss or share by x, over seeds]."""
+    return {
+        key: _over_seeds([part(run) for run in measured], key)
+        for key in ("loss_by_context", "loss_by_position", "exact_match")
+    }
+
+
+def _over_seeds(measured: list[dict], key: str) -> list[dict]:
+    """Points {x, mean, sd, low, high} at the x that all runs have; low and high are the extremes of the seeds.
+
+    mean, sd, low and high are None where a run has no value.
+    """
+    curves = [dict(map(tuple, run[key] or ())) for run in measured]
+    points = []
+    for x in curves[0]:
+        values = [curve.get(x, ...) for curve in curves]
+        if ... in values:
+            continue
+        ends = (None, None) if None in values else (min(values), max(values))
+        points.append({"x": x, **mean_and_spread(values), "low": ends[0], "high": ends[1]})
+    return points
+
+
+def _differences(measured: list[dict], baseline: list[dict]) -> list[dict]:
+    """`paired` differences of the validation loss at each number of tokens x that all runs have."""
+    curves, others = ({run["seed"]: dict(map(tuple, run["curve"])) for run in some} for some in (measured, baseline))
+    common = set.intersection(*({*curve} for curve in (*curves.values(), *others.values())))
+    return [
+        {"x": x, **paired(*({seed: curve[x] for seed, curve in some.items()} for some in (curves, others)))}
+        for x in sorted(common)
+    ]

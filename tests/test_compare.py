@@ -11,7 +11,7 @@ import yaml
 import compare as program
 from base import InputError
 from compare import compare, load_comparison
-from comparison.report import markdown
+from comparison.tables import main_table
 from comparison.results import summarize
 from model.transformer import Transformer
 from tiny import call, config_file, rows, weights

@@ -70,7 +70,7 @@ class RunFolder:
 
     def differing_keys(self) -> list[str]:
         """Dotted keys in which the config differs from that of the run in the folder, but for RUNTIME_KEYS."""
-        old, new = (_flat(c.model_dump(mode="json")) for c in (load_config(self.path / "config.yaml"), self.config))
+        old, new = (flat(c.model_dump(mode="json")) for c in (load_config(self.path / "config.yaml"), self.config))
         if new["model.vocab_size"] is None:  # not yet filled in
             new["model.vocab_size"] = old["model.vocab_size"]
         return [key for key in old | new if old.get(key) != new.get(key) and not key.startswith(RUNTIME_KEYS)]
@@ -129,8 +129,9 @@ def _replace(file: Path, text: str) -> None:
     beside.replace(file)
 
 
-def _flat(mapping: dict, prefix: str = "") -> dict:
-    flat = {}
+def flat(mapping: dict, prefix: str = "") -> dict:
+    """Nested mappings as one with dotted keys."""
+    found = {}
     for key, value in mapping.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found

@@ -1,0 +1,110 @@
+"""From finished runs to a report in a folder."""
+
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from comparison.existing import differing, in_bits_per_byte, same_tokens
+from comparison.figures import figures
+from comparison.measure import measure, read_run
+from comparison.plots import svg_file
+from comparison.report import html, markdown
+from comparison.results import best_rate, summarize, sweep
+from data.corpus import Corpus
+from training.run import RunFolder
+
+
+ROOT, CPU = Path(__file__).parent.parent, Path("/proc/cpuinfo")
+
+
+def gather(
+    groups: dict[str, list[RunFolder]],
+    baseline: str,
+    evaluate_with: dict[str, dict[str, Any]],
+    corpus_of: Callable[[RunFolder], Corpus],
+    name: str,
+    notes: list[str],
+) -> dict:
+    """All numbers of a comparison. groups: the finished runs of each variant; notes: sentences for the summary.
+
+    InputError where the runs can't be compared.
+    """
+    by_folder = {str(run.path): run for runs in groups.values() for run in runs}
+    comparable = same_tokens(list(by_folder.values()))
+    logged = {variant: [read_run(run) for run in runs] for variant, runs in groups.items()}
+    chosen = {variant: best_rate(runs) for variant, runs in logged.items()}
+    runs = {
+        variant: [numbers | measure(by_folder[numbers["folder"]], corpus_of, evaluate_with) for numbers in some]
+        for variant, some in chosen.items()
+    }
+    contexts = sorted({run.config.model.max_position_embeddings for run in by_folder.values()})
+    if len(contexts) > 1:
+        notes = [*notes, f"The trained contexts differ ({', '.join(map(str, contexts))} tokens), and so does the context "
+                 "that each loss is scored with: see the loss by context length."]  # fmt: skip
+    if not comparable:
+        logged, runs = (
+            {variant: [in_bits_per_byte(run) for run in some] for variant, some in group.items()}
+            for group in (logged, runs)
+        )
+        notes = [*notes, "The tokenizers differ: losses are compared in bits per byte of the same text only, and those by "
+                 "context and by position, which are of single tokens, are left out."]  # fmt: skip
+    one = groups[baseline][0]
+    return {
+        "name": name,
+        "baseline": baseline,
+        "unit": "nats per token" if comparable else "bits per byte",
+        "context": one.config.model.max_position_embeddings,
+        "tokens": sorted({run["tokens"] for some in runs.values() for run in some}),
+        "notes": notes,
+        "corpus": one.corpus(),
+        "optimizer": one.config.train.model_dump().get("optimizer", "adamw"),
+        "versions": versions(),
+        "hardware": hardware(),
+        "differing": differing({v: [by_folder[run["folder"]] for run in some] for v, some in runs.items()}),
+        "sweep": {variant: sweep(some) for variant, some in logged.items()},
+        "summary": summarize(runs, baseline),
+        "runs": runs,
+        "unused_learning_rates": {v: [run for run in logged[v] if run not in chosen[v]] for v in logged if comparable},
+    }
+
+
+def write(results: dict, folder: Path) -> str:
+    """Writes report.html, report.md, results.json and the pictures of report.md, and returns the text of report.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = [plot for plot in figures(results) if plot.name in ("loss", "context")]
+    text = markdown(results, [(plot.title, f"{plot.name}.svg") for plot in pictures])
+    files = {f"{plot.name}.svg": svg_file(plot) for plot in pictures}
+    files |= {"report.html": html(results), "report.md": text, "results.json": json.dumps(results, indent=1, allow_nan=False)}
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    return text
+
+
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on; of this project the commit, where it is a git checkout."""
+    found = {"python": platform.python_version()}
+    found |= {name: version(name) for name in ("torch", "numpy", "tokenizers", "matplotlib")}
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    try:
+        found["whereabouts"] = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        pass
+    return found
+
+
+def hardware() -> dict:
+    """The machine that reports: its device, CPU cores and PyTorch's threads."""
+    import torch
+
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
+    else:
+        models = re.findall(r"model name\s*: (.*)", CPU.read_text()) if CPU.is_file() else []
+        device = models[0] if models else platform.processor() or platform.machine()
+    return {"device": device, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "system": platform.platform()}

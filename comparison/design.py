@@ -1,0 +1,129 @@
+"""The design of a comparison: its config, and the config and the command of each of its runs."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from base import FrozenConfig, InputError
+from configs import Config, Name, Seed, check_config, parse_override, read_yaml, set_dotted
+from model.config import ModelConfig
+
+TRAIN = Path(__file__).parent.parent / "train.py"
+
+
+class CompareConfig(FrozenConfig):
+    """Which runs a comparison consists of."""
+
+    name: Name
+    """the comparison's folder inside runs_dir; left out: the name of the config file"""
+    runs_dir: str = "runs"
+    """where the comparison's folder is made"""
+    base: str
+    """the training config that all runs share, a path relative to this file"""
+    settings: dict[str, Any] = {}
+    """dotted.key: value for all runs, over the base"""
+    variants: dict[Name, dict[str, Any]] = Field(min_length=1)
+    """name: {dotted.key: value …} of each variant, over the settings"""
+    seeds: list[Seed] = Field(min_length=1)
+    """each variant is trained once with each"""
+    learning_rates: list[PositiveFloat] = []
+    """each variant is trained with each, and that of its lowest mean validation loss is used; none: the config's"""
+    evaluate_with: dict[Name, dict[str, Any]] = {}
+    """name: {option: value …} of positions that the trained models are evaluated with too, where their scheme has them"""
+    baseline: str
+    """the variant that the others are compared with"""
+
+    @model_validator(mode="after")
+    def _fits_together(self):
+        if self.baseline not in self.variants:
+            raise ValueError(f"baseline {self.baseline!r} is not a variant, those are {', '.join(self.variants)}")
+        for key in ("seeds", "learning_rates"):
+            if len(set(getattr(self, key))) < len(getattr(self, key)):
+                raise ValueError(f"{key} {getattr(self, key)} has one twice")
+        return self
+
+    @property
+    def folder(self) -> Path:
+        """Where the runs and the report lie."""
+        return Path(self.runs_dir).expanduser() / self.name
+
+
+def load_comparison(path: str, overrides: list[str]) -> tuple[CompareConfig, dict[str, list[Config]]]:
+    """The comparison in a YAML file and the configs of each variant's runs, over learning rates and then seeds.
+
+    Overrides whose key is not one of the comparison's go to `settings`, that is to all runs.
+    """
+    values = read_yaml(path)
+    for key, value in map(parse_override, overrides):
+        if key.split(".")[0] in CompareConfig.model_fields:
+            set_dotted(values, key, value)
+        else:
+            values["settings"] = values.get("settings") or {}
+            if isinstance(values["settings"], dict):  # anything else is refused below
+                values["settings"][key] = value
+    comparison = check_config({"name": Path(path).stem, **values}, path, CompareConfig)
+    base, runs = base_file(comparison, path), {}
+    for variant in comparison.variants:
+        runs[variant] = []
+        for own in run_overrides(comparison, variant):
+            values = read_yaml(base)
+            for key, value in own.items():
+                set_dotted(values, key, value)
+            runs[variant].append(check_config(values, f"{base} with variants.{variant}"))
+    models = [configs[0].model for configs in runs.values()]
+    for name, options in comparison.evaluate_with.items():
+        if all(isinstance(refusal := with_options(model, options), str) for model in models):
+            raise InputError(f"{path}: evaluate_with.{name}: no variant's scheme takes it: {refusal}")
+    return comparison, runs
+
+
+def base_file(comparison: CompareConfig, path: str) -> Path:
+    """The training config that all runs share, as seen from here."""
+    return Path(path).parent / comparison.base
+
+
+def run_overrides(comparison: CompareConfig, variant: str) -> list[dict[str, Any]]:
+    """dotted.key: value of each run of a variant, over the base; InputError where they name what each run has alone."""
+    own, runs = {**comparison.settings, **comparison.variants[variant]}, []
+    for rate in comparison.learning_rates or [None]:
+        swept = {} if rate is None else {"train.learning_rate": rate}
+        for seed in comparison.seeds:
+            name = f"{variant}{'' if rate is None else f'-lr{rate}'}-seed{seed}"
+            place = {**swept, "seed": seed, "name": name, "runs_dir": str(comparison.folder)}
+            if taken := [key for key in own if key in place]:
+                raise InputError(
+                    f"{taken[0]}: not for all runs; each takes its own from seeds, learning_rates, the variant and "
+                    "the comparison"
+                )
+            runs.append({**own, **place})
+    return runs
+
+
+def with_options(model: ModelConfig, options: dict[str, Any]) -> ModelConfig | str:
+    """The model with other options of its positional scheme, or why the scheme refuses them."""
+    values = model.model_dump()
+    try:
+        return ModelConfig(**{**values, "position": values["position"] | options})
+    except ValueError as error:
+        return " ".join(str(error).split())
+
+
+def commands(comparison: CompareConfig, path: str) -> dict[str, list[str]]:
+    """The arguments that make train.py train each run, by the run's name."""
+    found = {}
+    for variant in comparison.variants:
+        for own in run_overrides(comparison, variant):
+            # JSON is YAML on one line
+            overrides = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in own.items()]
+            found[own["name"]] = [str(base_file(comparison, path)), *overrides]
+    return found
+
+
+def shell(arguments: list[str]) -> str:
+    """A line for a shell that runs train.py with these arguments, from the folder we are in."""
+    here = os.path.relpath(TRAIN)
+    return shlex.join(["python", here if not here.startswith("..") else str(TRAIN), *arguments])

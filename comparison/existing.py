@@ -1,0 +1,66 @@
+"""Runs that are there already, whatever made them: which belong together, and whether they can be compared."""
+
+import json
+import re
+from pathlib import Path
+
+from base import InputError
+from training.run import RUNTIME_KEYS, RunFolder, flat
+
+PLACE = ("seed", *RUNTIME_KEYS)
+
+
+def settings(run: RunFolder) -> dict:
+    """dotted.key: value of what a run trains, without its seed, place and watching."""
+    values = flat(run.config.model_dump(mode="json"))
+    return {key: value for key, value in values.items() if not key.startswith(PLACE)}
+
+
+def group(runs: list[RunFolder]) -> dict[str, list[RunFolder]]:
+    """Variants: the runs that differ in nothing but their seed, named like the first of them without its seed.
+
+    InputError where one seed comes twice.
+    """
+    alike: dict[str, list[RunFolder]] = {}
+    for run in runs:
+        alike.setdefault(json.dumps(settings(run), sort_keys=True), []).append(run)
+    groups: dict[str, list[RunFolder]] = {}
+    for same in alike.values():
+        seeds = [run.config.seed for run in same]
+        if len(set(seeds)) < len(seeds):
+            raise InputError(f"{', '.join(str(run.path) for run in same)}: the same run with the same seed twice")
+        name = re.sub(rf"[-_.]?seed[-_.]?{seeds[0]}$", "", same[0].path.name) or same[0].path.name
+        groups[name if name not in groups else str(same[0].path)] = same
+    return groups
+
+
+def differing(groups: dict[str, list[RunFolder]]) -> dict[str, dict]:
+    """For each variant the settings in which the variants are not all alike."""
+    found = {variant: settings(runs[0]) for variant, runs in groups.items()}
+    keys = list(dict.fromkeys(key for values in found.values() for key in values))
+    several = [key for key in keys if len({json.dumps(values.get(key, ...), default=str) for values in found.values()}) > 1]
+    return {variant: {key: values[key] for key in several if key in values} for variant, values in found.items()}
+
+
+def same_tokens(runs: list[RunFolder]) -> bool:
+    """Whether the losses per token of the runs are losses of the same tokens.
+
+    InputError where not even the text is the same; else, under another tokenizer, bits per byte still compare.
+    """
+    one = runs[0]
+    for run in runs:
+        for key in ("hash", "val_bytes"):
+            if run.corpus()[key] != one.corpus()[key]:
+                raise InputError(
+                    f"{run.path} and {one.path}: trained on other texts ({run.corpus()['source']} and "
+                    f"{one.corpus()['source']}, {key} {run.corpus()[key]} and {one.corpus()[key]}), which cannot be compared"
+                )
+    return len({json.dumps([run.config.data.tokenizer.model_dump(), run.corpus()["val_tokens"]]) for run in runs}) == 1
+
+
+def in_bits_per_byte(run: dict) -> dict:
+    """What `read_run` and `measure` give, with the losses of the whole text in bits per byte, and without others."""
+    scale = run["val_bits_per_byte"] / run["val_loss"]
+    curve = [[tokens, loss * scale] for tokens, loss in run["curve"]]
+    none = {"loss_by_context": None, "loss_by_position": None, "evaluated_with": {}}
+    return {**run, "val_loss": run["val_bits_per_byte"], "curve": curve, **none}

@@ -1,0 +1,129 @@
+"""Trains the runs of a comparison, one after the other or side by side, and says how far it is."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+from base import InputError
+from comparison.design import TRAIN
+from comparison.measure import is_finished
+from configs import Config
+from training.run import RunFolder
+
+POLL_SECONDS = 0.5
+GRACE_SECONDS = 60  # for a training that is told to stop
+
+
+def train_all(configs: list[Config], train: Callable, jobs: int, arguments: dict[str, list[str]]) -> None:
+    """Trains what is not finished; half-finished runs go on.
+
+    train: trains one config in this process, which is what happens for one job. With more, that many processes of
+    train.py run at a time, each with its share of the threads; arguments: those of each run, by its name. The first that
+    fails ends all with an InputError; then, and when this process is stopped, the others are told to stop.
+    """
+    progress = Progress(configs)
+    waiting = [config for config in configs if progress.left[config.name]]
+    if jobs == 1:
+        for config in waiting:
+            progress.say([config])
+            train(config, resume=RunFolder.exists(config))
+            progress.look(config)
+        return
+    active: dict[str, _Process] = {}
+    try:
+        while waiting or active:
+            while waiting and len(active) < jobs:
+                config = waiting.pop(0)
+                active[config.name] = _Process(config, arguments[config.name], jobs)
+                progress.say([process.config for process in active.values()])
+            time.sleep(POLL_SECONDS)
+            for name, process in list(active.items()):
+                progress.look(process.config)
+                if process.ended():
+                    del active[name]
+            progress.say([process.config for process in active.values()], over=True)
+    finally:
+        for process in active.values():
+            process.stop()
+
+
+class Progress:
+    """Counts the tokens that are left to train, and from the pace so far the time."""
+
+    def __init__(self, configs: list[Config]):
+        self.configs, self.begun = configs, time.monotonic()
+        self.left = {config.name: self._left(config) for config in configs}
+        self.at_start = sum(self.left.values())
+
+    @staticmethod
+    def _left(config):
+        steps = config.train.steps
+        if RunFolder.exists(config):
+            run = RunFolder(config, resume=True)
+            rows = [] if is_finished(run) else run.metrics()
+            steps = 0 if is_finished(run) else steps - max((row["step"] for row in rows), default=0) or 1
+        return steps * config.train.batch_size * config.model.max_position_embeddings
+
+    def look(self, config: Config) -> None:
+        """Takes notice of how far a run has come."""
+        self.left[config.name] = self._left(config)
+
+    def line(self, active: list[Config]) -> str:
+        """`run 3 of 20: runs/compare/rope-seed2, about 12 min left`"""
+        first = self.configs.index(active[0]) + 1 if active else len(self.configs)
+        places = ", ".join(str(config.folder) for config in active)
+        numbers = f"run {first}" if len(active) < 2 else f"runs {', '.join(str(self.configs.index(c) + 1) for c in active)}"
+        return f"{numbers} of {len(self.configs)}: {places}, {self.time_left()}"
+
+    def time_left(self) -> str:
+        """In minutes or hours, at the pace so far."""
+        left = sum(self.left.values())
+        done = self.at_start - left
+        if not done:
+            return "time left unknown yet"
+        minutes = (time.monotonic() - self.begun) / done * left / 60
+        return f"about {minutes / 60:.1f} h left" if minutes >= 90 else f"about {minutes:.0f} min left"
+
+    def say(self, active: list[Config], over: bool = False) -> None:
+        """Prints the line; over the one before on a terminal, and not at all elsewhere, where `over`."""
+        terminal = sys.stderr.isatty()
+        if active and (terminal or not over):
+            print(f"\r\033[K{self.line(active)}" if over else self.line(active), end="" if over else "\n", file=sys.stderr, flush=True)
+
+
+class _Process:
+    """One train.py in a process of its own."""
+
+    def __init__(self, config: Config, arguments: list[str], jobs: int):
+        self.config, self.errors = config, tempfile.TemporaryFile()
+        threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+        resume = ["--resume"] if RunFolder.exists(config) else []
+        self.process = subprocess.Popen(
+            [sys.executable, TRAIN, *arguments, *resume],
+            stdout=subprocess.DEVNULL,
+            stderr=self.errors,
+            env={**os.environ, "OMP_NUM_THREADS": str(max(1, threads // jobs))},
+        )
+
+    def ended(self) -> bool:
+        """Whether it has; InputError with its own line where it has failed."""
+        status = self.process.poll()
+        if status:
+            self.errors.seek(0)
+            said = self.errors.read().decode(errors="replace").replace("\r", "\n").strip()
+            if status != 2:  # a defect, whose traceback is wanted
+                print(said, file=sys.stderr)
+            raise InputError(f"{self.config.folder}: {said.splitlines()[-1].removeprefix('error: ') if said else status}")
+        return status == 0
+
+    def stop(self) -> None:
+        """Tells it to stop and waits for it."""
+        self.process.terminate()
+        try:
+            self.process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

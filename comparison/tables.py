@@ -1,0 +1,141 @@
+"""The tables of a report, for markdown and HTML alike."""
+
+from dataclasses import dataclass
+
+from comparison.words import p_value, rows, verdict
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under a header; the first column names the row. note: what the numbers mean."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """The table as markdown, with its note below."""
+        lines = [self.header, ["---"] + ["---:"] * (len(self.header) - 1), *self.rows]
+        return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + (f"\n\n{self.note}" if self.note else "")
+
+
+def main_table(results: dict) -> Table:
+    """One row a variant: its loss, and how it differs from the baseline."""
+    summary, baseline = results["summary"], results["baseline"]
+    body = []
+    for variant, row in summary.items():
+        numbers = row["difference"]
+        compared = [spread(numbers, sign="+"), interval(numbers), "n/a" if numbers["p_holm"] is None else
+                    p_value(numbers["p_holm"]).removeprefix("= "), verdict(numbers)]  # fmt: skip
+        if variant == baseline:
+            compared = ["—", "—", "—", "baseline"]
+        body.append([variant, spread(row["val_loss"]), spread(row["val_bits_per_byte"]), *compared, _list(row["seeds"])])
+    header = ["variant", f"validation loss ({results['unit']})", "bits per byte", f"difference to {baseline}"]
+    note = (
+        "± is the standard deviation from seed to seed. Differences are paired by seed; intervals are 95 % t-intervals "
+        "of their mean, each for itself; p is that of the paired t-test, two-sided, corrected for the number of "
+        "variants (Holm 1979)."
+    )
+    return Table("Validation loss", [*header, "95 % interval", "p (Holm)", "verdict", "seeds"], body, note)
+
+
+def context_table(results: dict) -> Table:
+    """The loss of the same tokens with more and more context."""
+    found = rows(results["summary"])
+    lengths = sorted({point["x"] for row in found.values() for point in row["loss_by_context"]})
+    body = [[name, *_cells(row["loss_by_context"], lengths)] for name, row in found.items()]
+    note = (
+        f"{results['unit']}; 1× is the trained context of {results['context']} tokens. The same tokens are scored in "
+        "every column, each with nearly the whole of that context before it. n/a: the scheme has no positions so far "
+        "out, or the text is too short. “a + b”: the same trained models of a, evaluated with the position options b."
+    )
+    return Table("Loss by context length", ["variant", *(f"{n / results['context']:g}×" for n in lengths)], body, note)
+
+
+def match_table(results: dict) -> Table:
+    """Exact match by length of a synthetic task."""
+    found = rows(results["summary"])
+    lengths = sorted({point["x"] for row in found.values() for point in row["exact_match"]})
+    body = [[name, *_cells(row["exact_match"], lengths)] for name, row in found.items()]
+    note = "Share of examples whose whole answer is right, by length, over seeds."
+    return Table("Exact match by length", ["variant", *map(str, lengths)], body, note)
+
+
+def cost_table(results: dict) -> Table:
+    """What a variant costs."""
+    body = [
+        [
+            variant,
+            f"{row['position_parameters']:,} of {row['parameters']:,}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['decode_tokens_per_second']:,.0f}",
+        ]
+        for variant, row in results["summary"].items()
+    ]
+    note = "Medians over the runs: training as each run logged it; decoding one sequence on the machine named below."
+    header = ["variant", "extra parameters", "training tokens/s", "decode tokens/s"]
+    return Table("Cost", header, body, note)
+
+
+def inside_table(results: dict) -> Table:
+    """Sizes that tell whether one part drowns another."""
+    body = []
+    for variant, row in results["summary"].items():
+        sizes = [row["embedding_rms"][when][part] for when in ("start", "end") for part in ("tokens", "position")]
+        logits = [logit for layer in (row["attention"] or {}).get("largest_logit", ()) for logit in layer]
+        norms = [point["mean"] for point in row["grad_norm"]]
+        body.append([variant, *map(_size, sizes), _size(max(logits, default=None)), _size(max(norms, default=None)),
+                     _size(norms[-1] if norms else None)])  # fmt: skip
+    header = ["variant", "token embeddings at the start", "added positions at the start", "token embeddings at the end",
+              "added positions at the end", "largest attention logit", "largest gradient norm", "last gradient norm"]  # fmt: skip
+    note = (
+        "Embeddings: root mean square, of the first seed. Logits: after 1/√d and bias, on validation text, of the first "
+        "seed. Gradient norm: before clipping, mean over seeds."
+    )
+    return Table("Inside the model", header, body, note)
+
+
+def rates_table(results: dict) -> Table:
+    """Every learning rate that was tried."""
+    body = [
+        [variant, f"{row['learning_rate']:g}", spread(row), "used" if row["learning_rate"] == used else ""]
+        for variant, rates in results["sweep"].items()
+        for used in [results["summary"][variant]["learning_rate"]]
+        for row in rates
+    ]
+    header = ["variant", "learning rate", f"validation loss ({results['unit']})", ""]
+    return Table("Learning rates", header, body, "Means over seeds; the lowest is used in all other tables.")
+
+
+def settings_table(results: dict) -> Table:
+    """What sets the variants apart."""
+    keys = list(dict.fromkeys(key for own in results["differing"].values() for key in own))
+    body = [[v, *(str(own.get(key, "—")) for key in keys)] for v, own in results["differing"].items()]
+    return Table("What differs", ["variant", *keys], body, "All config keys in which the variants are not alike.")
+
+
+def spread(numbers: dict, digits: int = 4, sign: str = "") -> str:
+    """`2.3100 ± 0.0040`; without the spread of a single value; n/a where there is none."""
+    if numbers["mean"] is None:
+        return "n/a"
+    around = "" if numbers["sd"] is None else f" ± {numbers['sd']:.{digits}f}"
+    return f"{numbers['mean']:{sign}z.{digits}f}{around}"
+
+
+def interval(numbers: dict) -> str:
+    """`+0.0100 to +0.0300`, or n/a."""
+    return "n/a" if numbers["low"] is None else f"{numbers['low']:+z.4f} to {numbers['high']:+z.4f}"
+
+
+def _cells(points: list[dict], xs: list) -> list[str]:
+    found = {point["x"]: spread(point, 3) for point in points}
+    return [found.get(x, "n/a") for x in xs]
+
+
+def _list(seeds: list[int]) -> str:
+    return ", ".join(map(str, seeds))
+
+
+def _size(value: float | None) -> str:
+    return "—" if value is None else f"{value:.3g}"
