@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import shutil
 import statistics
 from xml.etree import ElementTree
@@ -11,8 +12,8 @@ import yaml
 import compare as program
 from base import InputError
 from compare import compare, load_comparison
-from comparison.tables import main_table
-from comparison.results import summarize
+from comparison.tables import context_table, main_table
+from made_up import results, run
 from model.transformer import Transformer
 from tiny import call, config_file, rows, weights
 from training import optimizer
@@ -86,32 +87,35 @@ def test_a_comparison_that_cannot_be_is_refused_before_any_run(tmp_path, changes
 
 
 def test_summary_by_hand():
-    def measured(loss, far, speed):
-        by_context = {"1x": loss, "4x": far}
-        return {
-            "val_loss": loss, "val_bits_per_byte": loss / 2, "loss_by_context": by_context, "position_parameters": 8,
-            "tokens_per_second": speed,
-        }  # fmt: skip
+    def measured(seed, loss, far, speed):
+        by_context = [[16, loss], [64, far]]
+        return run(seed, loss, loss_by_context=by_context, position_parameters=8, tokens_per_second=speed)
 
     runs = {
-        "a": [measured(2.0, 3.0, 10), measured(2.5, 3.5, 30), measured(4.5, 5.5, 20)],
-        "b": [measured(2.25, 6.0, 10), measured(2.5, None, 10), measured(5.0, 6.0, 10)],
+        "a": [measured(0, 2.0, 3.0, 10), measured(1, 2.5, 3.5, 30), measured(2, 4.5, 5.5, 20)],
+        "b": [measured(0, 2.25, 6.0, 10), measured(1, 2.5, None, 10), measured(2, 5.0, 6.0, 10)],
     }
-    summary = summarize(runs, "a")
+    found = results(runs, "a")
+    summary = found["summary"]
     assert summary["a"]["val_loss"] == {"mean": 3.0, "sd": pytest.approx(math.sqrt(3.5 / 2))}
     assert summary["b"]["val_bits_per_byte"]["mean"] == pytest.approx((2.25 + 2.5 + 5) / 6)
     # by seed: 0.25, 0, 0.5; the spread between seeds cancels
-    assert summary["b"]["difference"] == {"mean": 0.25, "sd": pytest.approx(0.25)}
-    assert summary["a"]["difference"] == {"mean": 0, "sd": 0}
-    assert summary["a"]["loss_by_context"]["4x"]["mean"] == 4.0
-    assert summary["b"]["loss_by_context"]["4x"] == {"mean": None, "sd": None}
+    difference = summary["b"]["difference"]
+    assert (difference["mean"], difference["sd"], difference["n"]) == (0.25, pytest.approx(0.25), 3)
+    assert difference["p"] == difference["p_holm"] == pytest.approx(0.22540333, rel=1e-6)  # scipy: stats.ttest_rel
+    assert (summary["a"]["difference"]["mean"], summary["a"]["difference"]["p_holm"]) == (0, None)
+    assert [point["mean"] for point in summary["a"]["loss_by_context"]] == [3.0, 4.0]
+    assert summary["b"]["loss_by_context"][1] == {"x": 64, "mean": None, "sd": None, "low": None, "high": None}
+    assert [(p["x"], p["low"], p["high"]) for p in summary["a"]["curve"]] == [(2000, 3.0, 8.0), (4000, 2.0, 4.5)]
+    assert summary["b"]["difference_curve"][0]["mean"] == 0.5
     assert (summary["a"]["tokens_per_second"], summary["b"]["position_parameters"]) == (20, 8)
-    assert summarize({"a": runs["a"][:1]}, "a")["a"]["val_loss"] == {"mean": 2.0, "sd": None}
+    assert results({"a": runs["a"][:1]}, "a")["summary"]["a"]["val_loss"] == {"mean": 2.0, "sd": None}
 
-    header, _, a, b, *_ = markdown(summary, "a", [0, 1, 2], 16).splitlines()
+    header, _, a, b, *_ = main_table(found).markdown().splitlines()
     assert header.count("|") == a.count("|") == b.count("|")
     assert "3.0000 ± 1.3229" in a and "| — |" in a
-    assert "+0.2500 ± 0.2500" in b and "| n/a |" in b
+    assert "+0.2500 ± 0.2500 | -0.3710 to +0.8710 | 0.23 | within the noise" in b
+    assert "| 3.250 ± 1.521 | n/a |" in context_table(found).markdown().splitlines()[3]
 
 
 @pytest.fixture(scope="module")
@@ -145,23 +149,35 @@ def no_training(monkeypatch):
     monkeypatch.setattr(optimizer, "optimizer_step", lambda *_: pytest.fail("trained again"))
 
 
-def test_the_report_has_a_table_the_numbers_and_a_picture(done):
+def columns(table, number):
+    """The cells of a column of the first table in a text, without its header."""
+    rows = re.search(r"(^\|.*\n)+", table, re.M)[0].splitlines()
+    return [row.split("|")[number].strip() for row in rows[2:]]
+
+
+def test_the_report_has_a_table_the_numbers_and_pictures(done):
     folder, table, _ = done
     out = folder / "runs" / "cmp"
     names = {f"{variant}-seed{seed}" for variant in ("rope", "theta") for seed in (0, 7)}
-    assert {path.name for path in out.iterdir()} == names | {"report.md", "results.json", "loss.svg"}
-    assert (out / "report.md").read_text(encoding="utf-8").startswith(table)
-    assert [line.split("|")[1].strip() for line in table.splitlines() if "|" in line][2:] == ["rope", "theta"]
-    assert ElementTree.parse(out / "loss.svg").getroot().tag.endswith("svg")
+    written = {"report.html", "report.md", "results.json", "loss.svg", "context.svg"}
+    assert {path.name for path in out.iterdir()} == names | written
+    assert (out / "report.md").read_text(encoding="utf-8") == table
+    assert columns(table, 1) == ["rope", "theta"]
+    for name in ("loss", "context"):
+        assert f"]({name}.svg)" in table
+        assert ElementTree.parse(out / f"{name}.svg").getroot().tag.endswith("svg")
 
-    results = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    numbers = json.loads((out / "results.json").read_text(encoding="utf-8"))
     for variant, parameters in (("rope", 0), ("theta", 4)):
         last = [rows(out / f"{variant}-seed{seed}")[-1]["val_loss"] for seed in (0, 7)]
-        assert results["summary"][variant]["val_loss"]["mean"] == pytest.approx(statistics.fmean(last), rel=1e-12)
-        assert results["summary"][variant]["position_parameters"] == parameters
+        assert numbers["summary"][variant]["val_loss"]["mean"] == pytest.approx(statistics.fmean(last), rel=1e-12)
+        assert numbers["summary"][variant]["position_parameters"] == parameters
         assert f"{statistics.fmean(last):.4f} ± {statistics.stdev(last):.4f}" in table
-        assert [tokens for tokens, _ in results["runs"][variant][0]["curve"]] == [2 * 64, 4 * 64]
-    assert results["corpus"]["train_bytes"] > results["corpus"]["val_bytes"] > 0
+        assert [tokens for tokens, _ in numbers["runs"][variant][0]["curve"]] == [2 * 64, 4 * 64]
+        assert numbers["runs"][variant][1]["config"]["seed"] == 7
+    assert numbers["corpus"]["train_bytes"] > numbers["corpus"]["val_bytes"] > 0 and numbers["corpus"]["hash"]
+    assert numbers["comparison"]["seeds"] == [0, 7] and numbers["optimizer"] and numbers["hardware"]["cores"]
+    assert {"python", "torch", "numpy"} <= numbers["versions"].keys()
 
 
 def test_variants_start_from_the_same_weights_and_see_the_same_batches(done):
@@ -219,7 +235,7 @@ def test_runs_made_with_other_settings_are_not_mixed_in(again, monkeypatch, over
 
 def test_another_seed_is_trained_beside_those_that_are_there(again):
     table = run_comparison(again, "seeds=[0, 7, 8]")
-    assert "over 3 seeds (0, 7, 8)" in table
+    assert columns(table, 8) == ["0, 7, 8"] * 2
     assert (again / "runs" / "cmp" / "theta-seed8" / "config.yaml").exists()
 
 
@@ -229,13 +245,13 @@ def test_a_text_too_short_for_long_contexts_still_gives_a_table(tmp_path, seeds)
     path = comparison_file(tmp_path, seeds=seeds)
     (tmp_path / "text.txt").write_text("a few words " * 40, encoding="utf-8")  # 48 tokens for validation
     table = compare(*load_comparison(str(path), []))
-    assert "n/a" in table and ("±" in table.splitlines()[2]) == (len(seeds) > 1)
+    assert "n/a" in table and ("±" in columns(table, 2)[0]) == (len(seeds) > 1)
 
     def refuse(constant):
         raise ValueError(constant)
 
     text = (tmp_path / "runs" / "cmp" / "results.json").read_text(encoding="utf-8")
-    assert json.loads(text, parse_constant=refuse)["runs"]["rope"][0]["loss_by_context"]["4x"] is None
+    assert json.loads(text, parse_constant=refuse)["runs"]["rope"][0]["loss_by_context"][2] == [64, None]
 
 
 def test_the_command_prints_the_table_on_stdout_alone(done, again, monkeypatch, capsys):

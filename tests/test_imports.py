@@ -42,6 +42,7 @@ def test_every_product_file_is_looked_at():
 
 
 LIBRARIES = {"tokenizers", "datasets", "pyarrow", "huggingface_hub"}
+REPORTS = {"matplotlib", "mpmath"}
 OURS = {"base", "model", "data", "configs", "training", "comparison", "train", "generate", "compare"}
 
 
@@ -52,7 +53,7 @@ OURS = {"base", "model", "data", "configs", "training", "comparison", "train", "
         ("data", {"base", "data", "pydantic", "numpy", "torch"} | LIBRARIES),
         ("configs", {"base", "configs", "data", "model", "yaml", "pydantic"}),
         ("training", {"base", "configs", "data", "model", "training", "numpy", "torch", "yaml", "wandb"}),
-        ("comparison", {"configs", "model", "training", "numpy", "matplotlib"}),
+        ("comparison", {"base", "comparison", "configs", "data", "model", "training", "pydantic", "torch"} | REPORTS),
     ],
 )
 def test_a_folder_imports_only_what_lies_below_it(folder, allowed):
@@ -86,7 +87,7 @@ def test_wandb_is_imported_in_one_place_inside_a_function():
 
 def test_importing_the_programs_loads_nothing_heavy():
     """So that --help and a mistake in a config answer at once."""
-    heavy = ["torch", "datasets", "transformers", "wandb", "matplotlib", "numpy", "pyarrow"]
+    heavy = ["torch", "datasets", "transformers", "wandb", "matplotlib", "numpy", "pyarrow", "mpmath"]
     code = f"import sys, train, generate, compare; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[]\n", "")
