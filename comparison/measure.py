@@ -18,7 +18,7 @@ from model.device import pick_device
 from model.transformer import Transformer, with_position
 from training.diagnostics import attention_by_distance, decode_speed, embedding_rms, exact_match
 from training.evaluation import loss_by_context, loss_by_position
-from training.run import RunFolder
+from training.run import RunFolder, replace_text
 
 MULTIPLES = (1, 2, 4, 8)  # of the trained context
 VERSION = 1  # raise it when the same model gives other numbers
@@ -87,8 +87,9 @@ def measure(run: RunFolder, corpus_of: Callable[[RunFolder], Corpus], evaluate_w
         key = hashlib.sha256(json.dumps([*depends_on, options]).encode()).hexdigest()
         if kept.get(name, {}).get("key") != key:
             model = load_checkpoint(checkpoint).to(pick_device("auto"))
-            kept[name] = {"key": key, "numbers": compute(with_position(model, options) if options else model, corpus_of(run))}
-            file.write_text(json.dumps(kept), encoding="utf-8")
+            numbers = compute(with_position(model, options) if options else model, corpus_of(run))
+            kept[name] = json.loads(json.dumps({"key": key, "numbers": numbers}))  # the same now and when read again
+            replace_text(file, json.dumps(kept))
         return kept[name]["numbers"]
 
     others = {n: o for n, o in evaluate_with.items() if not isinstance(with_options(run.config.model, o), str)}

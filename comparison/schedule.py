@@ -26,27 +26,32 @@ def train_all(configs: list[Config], train: Callable, jobs: int, arguments: dict
     """
     progress = Progress(configs)
     waiting = [config for config in configs if progress.left[config.name]]
-    if jobs == 1:
-        for config in waiting:
-            progress.say([config])
-            train(config, resume=RunFolder.exists(config))
-            progress.look(config)
-        return
-    active: dict[str, _Process] = {}
+    if jobs > 1:
+        return _side_by_side(waiting, jobs, arguments, progress)
+    for config in waiting:
+        print(progress.line([config]), file=sys.stderr)
+        train(config, resume=RunFolder.exists(config))
+        progress.look(config)
+
+
+def _side_by_side(waiting, jobs, arguments, progress):
+    active: list[_Process] = []
     try:
         while waiting or active:
-            while waiting and len(active) < jobs:
-                config = waiting.pop(0)
-                active[config.name] = _Process(config, arguments[config.name], jobs)
-                progress.say([process.config for process in active.values()])
+            begun = waiting[: jobs - len(active)]
+            active += [_Process(config, arguments[config.name], jobs) for config in begun]
+            waiting = waiting[len(begun) :]
+            line = progress.line([process.config for process in active])
+            if sys.stderr.isatty():
+                print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+            elif begun:
+                print(line, file=sys.stderr, flush=True)
             time.sleep(POLL_SECONDS)
-            for name, process in list(active.items()):
+            for process in active:
                 progress.look(process.config)
-                if process.ended():
-                    del active[name]
-            progress.say([process.config for process in active.values()], over=True)
+            active = [process for process in active if not process.ended()]
     finally:
-        for process in active.values():
+        for process in active:
             process.stop()
 
 
@@ -63,8 +68,9 @@ class Progress:
         steps = config.train.steps
         if RunFolder.exists(config):
             run = RunFolder(config, resume=True)
-            rows = [] if is_finished(run) else run.metrics()
-            steps = 0 if is_finished(run) else steps - max((row["step"] for row in rows), default=0) or 1
+            # one that has logged its last step and not saved it yet is not finished
+            done = steps if is_finished(run) else min(steps - 1, max((row["step"] for row in run.metrics()), default=0))
+            steps -= done
         return steps * config.train.batch_size * config.model.max_position_embeddings
 
     def look(self, config: Config) -> None:
@@ -72,26 +78,19 @@ class Progress:
         self.left[config.name] = self._left(config)
 
     def line(self, active: list[Config]) -> str:
-        """`run 3 of 20: runs/compare/rope-seed2, about 12 min left`"""
-        first = self.configs.index(active[0]) + 1 if active else len(self.configs)
+        """`run 3 of 20: runs/compare/rope-seed2, about 12 min left`; several runs where they are side by side."""
+        numbers = ", ".join(str(self.configs.index(config) + 1) for config in active)
         places = ", ".join(str(config.folder) for config in active)
-        numbers = f"run {first}" if len(active) < 2 else f"runs {', '.join(str(self.configs.index(c) + 1) for c in active)}"
-        return f"{numbers} of {len(self.configs)}: {places}, {self.time_left()}"
+        return f"run{'s' * (len(active) > 1)} {numbers} of {len(self.configs)}: {places}, {self.time_left()}"
 
     def time_left(self) -> str:
         """In minutes or hours, at the pace so far."""
         left = sum(self.left.values())
         done = self.at_start - left
         if not done:
-            return "time left unknown yet"
+            return "time left not known yet"
         minutes = (time.monotonic() - self.begun) / done * left / 60
         return f"about {minutes / 60:.1f} h left" if minutes >= 90 else f"about {minutes:.0f} min left"
-
-    def say(self, active: list[Config], over: bool = False) -> None:
-        """Prints the line; over the one before on a terminal, and not at all elsewhere, where `over`."""
-        terminal = sys.stderr.isatty()
-        if active and (terminal or not over):
-            print(f"\r\033[K{self.line(active)}" if over else self.line(active), end="" if over else "\n", file=sys.stderr, flush=True)
 
 
 class _Process:
@@ -99,7 +98,7 @@ class _Process:
 
     def __init__(self, config: Config, arguments: list[str], jobs: int):
         self.config, self.errors = config, tempfile.TemporaryFile()
-        threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+        threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count())
         resume = ["--resume"] if RunFolder.exists(config) else []
         self.process = subprocess.Popen(
             [sys.executable, TRAIN, *arguments, *resume],
@@ -111,16 +110,21 @@ class _Process:
     def ended(self) -> bool:
         """Whether it has; InputError with its own line where it has failed."""
         status = self.process.poll()
-        if status:
+        if status is None:
+            return False
+        with self.errors:
             self.errors.seek(0)
             said = self.errors.read().decode(errors="replace").replace("\r", "\n").strip()
+        if status:
             if status != 2:  # a defect, whose traceback is wanted
                 print(said, file=sys.stderr)
-            raise InputError(f"{self.config.folder}: {said.splitlines()[-1].removeprefix('error: ') if said else status}")
-        return status == 0
+            reason = said.splitlines()[-1] if said else f"ended with status {status}"
+            raise InputError(f"{self.config.folder}: {reason.removeprefix('error: ')}")
+        return True
 
     def stop(self) -> None:
-        """Tells it to stop and waits for it."""
+        """Tells it to stop, and waits for it."""
+        self.errors.close()
         self.process.terminate()
         try:
             self.process.wait(GRACE_SECONDS)

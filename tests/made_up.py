@@ -33,3 +33,12 @@ def results(runs: dict[str, list[dict]], baseline: str, **changes) -> dict:
         "sweep": {variant: sweep(some) for variant, some in runs.items()},
         "summary": summarize(chosen, baseline), "runs": chosen, **changes,
     }  # fmt: skip
+
+
+def trial(random, differences: dict[str, float], seeds=5, noise=0.02, between_seeds=0.3) -> dict[str, list[dict]]:
+    """Made-up runs whose losses share what their seed brings, and differ from the baseline's by what is given."""
+    shared = [3 + random.gauss(0, between_seeds) for _ in range(seeds)]
+    return {
+        variant: [run(seed, shared[seed] + difference + random.gauss(0, noise)) for seed in range(seeds)]
+        for variant, difference in {"base": 0.0, **differences}.items()
+    }

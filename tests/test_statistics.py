@@ -5,7 +5,7 @@ import pytest
 
 from comparison.statistics import holm, mean_and_spread, paired, t_quantile, t_test
 from comparison.words import sentences, verdict
-from made_up import results, run
+from made_up import results, run, trial
 
 
 @pytest.mark.parametrize(
@@ -66,15 +66,6 @@ def test_holm_by_hand():
 def test_mean_and_spread_say_none_where_they_know_nothing():
     assert mean_and_spread([2.0]) == {"mean": 2.0, "sd": None}
     assert mean_and_spread([2.0, None]) == mean_and_spread([]) == {"mean": None, "sd": None}
-
-
-def trial(random, differences, seeds=5, noise=0.02, between_seeds=0.3):
-    """Made-up runs whose losses share what their seed brings, and differ from the baseline's by what is given."""
-    shared = [3 + random.gauss(0, between_seeds) for _ in range(seeds)]
-    return {
-        variant: [run(seed, shared[seed] + difference + random.gauss(0, noise)) for seed in range(seeds)]
-        for variant, difference in {"base": 0.0, **differences}.items()
-    }
 
 
 def test_intervals_hold_the_true_difference_in_95_of_100_experiments():

@@ -66,7 +66,7 @@ class RunFolder:
     def write_config(self) -> None:
         """Writes config.yaml: a new run's, or that of a resumed one, which may have more steps."""
         text = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        _replace(self.path / "config.yaml", text)
+        replace_text(self.path / "config.yaml", text)
 
     def differing_keys(self) -> list[str]:
         """Dotted keys in which the config differs from that of the run in the folder, but for RUNTIME_KEYS."""
@@ -105,7 +105,7 @@ class RunFolder:
     def forget_after(self, step: int) -> None:
         """Cuts the rows that a resumed run will write again."""
         kept = [json.dumps(row) + "\n" for row in self.metrics() if row["step"] <= step]
-        _replace(self.metrics_file, "".join(kept))
+        replace_text(self.metrics_file, "".join(kept))
 
     def checkpoint(self, step: int) -> Path:
         """Folder of the checkpoint after a step."""
@@ -122,8 +122,8 @@ class RunFolder:
                 shutil.rmtree(other)
 
 
-def _replace(file: Path, text: str) -> None:
-    # a kill leaves the old file or the new one, never half of it
+def replace_text(file: Path, text: str) -> None:
+    """Writes a file so that a kill leaves the old one or the new one, never half of it."""
     beside = file.with_name(f".{file.name}.partial")
     beside.write_text(text, encoding="utf-8")
     beside.replace(file)

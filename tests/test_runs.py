@@ -1,0 +1,137 @@
+"""Reports on runs that are there already, whatever made them, and what is kept of a run's numbers."""
+
+import json
+import shutil
+
+import pytest
+
+import compare as program
+from base import InputError
+from comparison import measure as measuring
+from comparison.existing import group, same_tokens
+from comparison.measure import open_run
+from tiny import call, config_file
+from train import train
+from configs import load_config
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Three seeds of two schemes, and one run each with another tokenizer and another text."""
+    folder = tmp_path_factory.mktemp("found")
+    file = config_file(folder)
+    made = {f"{scheme}-seed{seed}": [f"model.position={scheme}", f"seed={seed}"] for scheme in ("none", "rope") for seed in range(3)}
+    (folder / "other.txt").write_text("another text, and not one of so few words. " * 90, encoding="utf-8")
+    made |= {"char": ["data.tokenizer.kind=char"], "other": [f"data.source={folder / 'other.txt'}"]}
+    for name, overrides in made.items():
+        train(load_config(file, [f"name={name}", "train.steps=2", "train.eval_every=1", *overrides]))
+    return folder / "runs"
+
+
+def report(folder, *names, out, **options):
+    return program.report([folder / name for name in names], options.get("baseline"), out)
+
+
+ROPES, NONES = [f"rope-seed{seed}" for seed in range(3)], [f"none-seed{seed}" for seed in range(3)]
+
+
+def test_runs_that_differ_in_their_seed_alone_are_a_variant(trained, tmp_path):
+    text = report(trained, *ROPES, *NONES, out=tmp_path / "out")
+    numbers = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
+    assert {variant: row["seeds"] for variant, row in numbers["summary"].items()} == {"rope": [0, 1, 2], "none": [0, 1, 2]}
+    assert numbers["baseline"] == "rope" and numbers["summary"]["none"]["difference"]["n"] == 3
+    assert numbers["differing"]["none"] == {"model.position.scheme": "none"}
+    assert numbers["differing"]["rope"].keys() >= {"model.position.scheme", "model.position.base"}
+    assert "found, not planned" in text
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_the_command_takes_a_baseline_and_pairs_only_shared_seeds(trained, tmp_path, capsys):
+    folders = [trained / name for name in (*ROPES, *NONES[1:])]
+    assert call(program, "--runs", *folders, "--baseline", "none", "--out", tmp_path) == 0
+    captured = capsys.readouterr()
+    assert "| none |" in captured.out and "written to" in captured.err
+    numbers = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["summary"]["rope"]["difference"]
+    assert (numbers["n"], numbers["low"], numbers["p_holm"]) == (2, None, None)
+
+
+def test_a_moved_run_is_found_where_it_is_now(trained, tmp_path):
+    shutil.copytree(trained / "rope-seed1", tmp_path / "elsewhere")
+    run = open_run(tmp_path / "elsewhere")
+    assert run.path == tmp_path / "elsewhere" and list(group([run])) == ["elsewhere"]
+
+
+def test_other_texts_are_not_mixed(trained, tmp_path):
+    with pytest.raises(InputError, match="other and .*rope-seed0: trained on other texts .*other.txt.*text.txt.*hash"):
+        report(trained, "rope-seed0", "other", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_tokenizers_compare_in_bits_per_byte_and_nothing_else(trained, tmp_path):
+    text = report(trained, "rope-seed0", "char", out=tmp_path)
+    numbers = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert numbers["unit"] == "bits per byte" and "The tokenizers differ" in text and "nats" not in text
+    for variant, runs in numbers["runs"].items():
+        assert runs[0]["val_loss"] == runs[0]["val_bits_per_byte"] == runs[0]["curve"][-1][1]
+        assert numbers["summary"][variant]["loss_by_context"] == []
+    assert "Loss by context length" not in text
+    assert not same_tokens([open_run(trained / name) for name in ("rope-seed0", "char")])
+
+
+@pytest.mark.parametrize(
+    ("prepare", "expected"),
+    [
+        (lambda folder: shutil.rmtree(folder / "checkpoints"), "not finished, train.py with --resume"),
+        (lambda folder: (folder / "config.yaml").unlink(), "is not a run"),
+        (lambda folder: (folder / "metrics.jsonl").unlink(), "metrics.jsonl: missing"),
+        (lambda folder: (folder / "corpus.json").unlink(), "corpus.json: missing"),
+    ],
+)
+def test_what_is_no_finished_run_is_named(trained, tmp_path, prepare, expected):
+    shutil.copytree(trained / "rope-seed0", tmp_path / "broken")
+    prepare(tmp_path / "broken")
+    with pytest.raises(InputError, match=f"broken.*{expected}"):
+        program.report([trained / "none-seed0", tmp_path / "broken"], None, tmp_path / "out")
+
+
+def test_the_same_run_twice_and_an_unknown_baseline_are_refused(trained, tmp_path):
+    with pytest.raises(InputError, match="same seed twice"):
+        report(trained, "rope-seed0", "rope-seed0", out=tmp_path)
+    with pytest.raises(InputError, match="--baseline: 'ropes' is none of the variants found, rope"):
+        report(trained, "rope-seed0", out=tmp_path, baseline="ropes")
+
+
+def test_numbers_are_computed_once_and_again_for_other_weights(trained, tmp_path, monkeypatch):
+    folder = tmp_path / "kept"
+    shutil.copytree(trained / "rope-seed0", folder)
+    yarn = {"yarn": {"scaling": {"rope_type": "yarn", "factor": 4}}}
+    loaded, real = [], measuring.load_checkpoint
+    monkeypatch.setattr(measuring, "load_checkpoint", lambda *given: loaded.append(given) or real(*given))
+    corpora = program.Corpora()
+    (folder / "measurements.json").unlink(missing_ok=True)
+
+    first = measuring.measure(open_run(folder), corpora.of, {})
+    assert len(loaded) == 1
+    assert measuring.measure(open_run(folder), pytest.fail, {}) == first and len(loaded) == 1
+    more = measuring.measure(open_run(folder), corpora.of, yarn)
+    assert len(loaded) == 2 and more["evaluated_with"]["yarn"]["loss_by_context"] != first["loss_by_context"]
+    assert measuring.measure(open_run(folder), pytest.fail, yarn) == more
+    for source in (trained / "rope-seed1").glob("checkpoints/*/model.safetensors"):
+        shutil.copy(source, next(folder.glob("checkpoints/*/model.safetensors")))
+    assert measuring.measure(open_run(folder), corpora.of, {})["loss_by_context"] != first["loss_by_context"]
+
+
+def test_a_scheme_that_has_no_such_options_has_no_such_row(trained):
+    found = measuring.measure(
+        open_run(trained / "none-seed0"), program.Corpora().of, {"yarn": {"scaling": {"rope_type": "yarn", "factor": 4}}}
+    )
+    assert found["evaluated_with"] == {}
+
+
+def test_a_text_that_has_changed_since_is_refused(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "runs", ignore=shutil.ignore_patterns("measurements.json"))
+    (tmp_path / "text.txt").write_text("something else " * 300, encoding="utf-8")
+    config = tmp_path / "runs" / "rope-seed0" / "config.yaml"
+    config.write_text(config.read_text().replace(str(trained.parent / "text.txt"), str(tmp_path / "text.txt")))
+    with pytest.raises(InputError, match="rope-seed0: the text of data.source has changed"):
+        program.report([tmp_path / "runs" / "rope-seed0"], None, tmp_path / "out")

@@ -1,0 +1,180 @@
+"""Many runs: one after the other, side by side, or as commands for somebody else's scheduler."""
+
+import os
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import compare as program
+from base import InputError
+from comparison import schedule
+from comparison.design import commands, load_comparison, shell
+from comparison.schedule import Progress, train_all
+from configs import load_config
+from test_compare import comparison_file
+from tiny import call, rows, weights
+from train import train
+from training import optimizer
+
+ROOT = Path(__file__).parent.parent
+
+
+def planned(folder, **changes):
+    """The configs of a comparison's runs and their arguments."""
+    path = str(comparison_file(folder, **changes))
+    comparison, runs = load_comparison(path, [])
+    return [config for some in runs.values() for config in some], commands(comparison, path)
+
+
+def test_the_list_has_a_command_for_each_run_that_trains_just_it(tmp_path, capsys, monkeypatch):
+    """Through a shell's eyes: paths with spaces and quotes, and mappings, come out as they went in."""
+    folder = tmp_path / "it's a \"place\""
+    folder.mkdir()
+    variants = {"rope": {"model.position": {"scheme": "rope", "base": 500}}, "theta": {"model.position": "learned_theta"}}
+    path = comparison_file(folder, variants=variants, learning_rates=[0.001, 1e-05])
+    monkeypatch.chdir(ROOT)
+    assert call(program, path, "--list", "seeds=[0, 3]", "train.grad_clip=null") == 0
+    lines = capsys.readouterr().out.splitlines()
+    _, runs = load_comparison(str(path), ["seeds=[0, 3]", "train.grad_clip=null"])
+    every = [config for some in runs.values() for config in some]
+    assert len(lines) == len(every) == 8
+    for line, config in zip(lines, every):
+        python, script, file, *overrides = shlex.split(line)
+        assert (python, script) == ("python", "train.py")
+        assert load_config(file, overrides) == config
+    assert len({config.folder for config in every}) == 8
+    assert every[2].name == "rope-lr1e-05-seed0" and every[2].train.learning_rate == 1e-05
+
+
+def test_the_list_names_the_program_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert shlex.split(shell(["a b"])) == ["python", str(ROOT / "train.py"), "a b"]
+
+
+def test_side_by_side_gives_the_same_runs(tmp_path):
+    """Three runs by two processes, of which one was half done; then nothing is left to do."""
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    changes = {"seeds": [0], "settings": {"train.steps": 4, "train.checkpoint_every": 2}}
+    changes["variants"] = {scheme: {"model.position": scheme} for scheme in ("none", "rope", "alibi")}
+    changes["baseline"] = "none"
+    for folder in (alone, together):
+        folder.mkdir()
+    train_all(planned(alone, **changes)[0], train, 1, {})
+    configs, arguments = planned(together, **changes)
+    steps, real = [], optimizer.optimizer_step
+
+    def killed(*given):
+        steps.append(given)
+        if len(steps) == 4:
+            raise InterruptedError
+        return real(*given)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr(optimizer, "optimizer_step", killed)
+        train(configs[1])
+    train_all(configs, pytest.fail, 2, arguments)
+    for config in configs:
+        one, two = (folder / "runs" / "cmp" / config.name for folder in (alone, together))
+        assert weights(one) == weights(two) and rows(one) == rows(two)
+    train_all(configs, pytest.fail, 2, {})
+
+
+def test_one_that_fails_ends_all_with_its_line(tmp_path):
+    variants = {"bad": {"train.learning_rate": 1e30}, "long": {"train.steps": 1_000_000}}
+    configs, arguments = planned(tmp_path, variants=variants, baseline="bad", seeds=[0])
+    begun, real = [], schedule._Process
+
+    class Watched(real):
+        def __init__(self, *given):
+            super().__init__(*given)
+            begun.append(self.process)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedule, "_Process", Watched)
+        with pytest.raises(InputError, match=r"bad-seed0: step \d+: the loss or its gradient is not finite"):
+            train_all(configs, pytest.fail, 2, arguments)
+    assert len(begun) == 2 and all(process.poll() is not None for process in begun)
+
+
+def test_the_threads_are_shared_out(tmp_path, monkeypatch):
+    given = []
+
+    class Nothing:
+        def __init__(self, command, env, **_):
+            given.append((command, env["OMP_NUM_THREADS"]))
+
+        def poll(self):
+            return 0
+
+    monkeypatch.setattr(schedule.subprocess, "Popen", Nothing)
+    monkeypatch.setattr(schedule, "POLL_SECONDS", 0)
+    monkeypatch.setenv("OMP_NUM_THREADS", "12")
+    configs, arguments = planned(tmp_path)
+    train_all(configs, pytest.fail, 4, arguments)
+    assert [threads for _, threads in given] == ["3"] * 4
+    train_all(configs, pytest.fail, 64, arguments)
+    assert [threads for _, threads in given[4:]] == ["1"] * 4
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    train_all(configs, pytest.fail, 2, arguments)
+    assert int(given[-1][1]) == max(1, os.cpu_count() // 2)
+
+
+def test_the_progress_line_says_which_run_and_the_time_left(tmp_path, monkeypatch):
+    configs, _ = planned(tmp_path)
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    progress = Progress(configs)
+    assert progress.line(configs[:1]) == f"run 1 of 4: {configs[0].folder}, time left not known yet"
+    train(configs[0])
+    progress.look(configs[0])
+    monkeypatch.setattr(time, "monotonic", lambda: 600.0)
+    assert progress.line(configs[1:3]).startswith(f"runs 2, 3 of 4: {configs[1].folder}, {configs[2].folder}, ")
+    assert progress.time_left() == "about 30 min left"
+    monkeypatch.setattr(time, "monotonic", lambda: 3600.0)
+    assert progress.time_left() == "about 3.0 h left"
+    again = Progress(configs)
+    assert again.left[configs[0].name] == 0 and again.at_start == 3 * 4 * 64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "give a CONFIG.yaml, or --runs"),
+        (["a.yaml", "--runs", "b"], "give a CONFIG.yaml, or --runs"),
+        (["a.yaml", "--jobs", "0"], "--jobs 0"),
+        (["a.yaml", "--jobs", "two"], "two"),
+        (["a.yaml", "--out", "b"], "--out"),
+        (["--runs", "b", "--list"], "--list"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(capsys, arguments, expected):
+    assert call(program, *arguments) == 2
+    error = capsys.readouterr().err
+    assert expected in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"learning_rates": [1e-3, 1e-3]}, "learning_rates .* twice"),
+        ({"learning_rates": [-1]}, "learning_rates.*greater than 0"),
+        ({"learning_rates": [1e-3], "settings": {"train.learning_rate": 1}}, "train.learning_rate: not for all runs"),
+        ({"evaluate_with": {"far": {"scaling": {"rope_type": "yarm", "factor": 2}}}}, "evaluate_with.far: no .*yarm"),
+        ({"evaluate_with": {"far": {"scalling": 1}}}, "evaluate_with.far: no .*scalling"),
+    ],
+)
+def test_a_sweep_or_an_evaluation_that_cannot_be_is_refused(tmp_path, changes, expected):
+    with pytest.raises(InputError, match=expected):
+        load_comparison(str(comparison_file(tmp_path, **changes)), [])
+
+
+def test_the_base_is_named_as_seen_from_here(tmp_path):
+    (tmp_path / "inner").mkdir()
+    path = tmp_path / "inner" / "cmp.yaml"
+    comparison_file(tmp_path)
+    values = yaml.safe_load((tmp_path / "cmp.yaml").read_text())
+    path.write_text(yaml.safe_dump({**values, "base": "../base.yaml"}))
+    comparison, _ = load_comparison(str(path), [])
+    assert Path(commands(comparison, str(path))["rope-seed0"][0]).samefile(tmp_path / "base.yaml")
