@@ -216,6 +216,8 @@ def test_linear_attention_has_no_softmax_to_look_at(tiny_model):
 def test_a_low_precision_model_is_looked_at_in_float32(tiny_model):
     found = attention_by_distance(tiny_model("rope", dtype=torch.bfloat16), stream(64), 64)
     assert numpy.allclose(numpy.sum(found["mass"], axis=-1), 1, rtol=1e-5)
+    largest = torch.tensor(found["largest_logit"])
+    assert (largest.bfloat16() != largest).all()
 
 
 # Sizes and speed

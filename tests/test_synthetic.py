@@ -67,6 +67,12 @@ def test_everything_that_can_be_asked_is(task, prompts, answers):
     assert len({answer[-1] for _, answer in made}) == answers
 
 
+@pytest.mark.parametrize(("task", "step"), [("induction", 1), ("recall", 2)])
+def test_every_place_is_asked_for(task, step):
+    made = examples(task, 16, 1000, seed=2)
+    assert {prompt.index(prompt[-1]) for prompt, _ in made} == set(range(0, 16 * step, step))
+
+
 def test_scored_lengths_go_from_half_the_trained_one_to_four_times_it(task):
     lengths, trained = scored_lengths(task), TRAINED_LENGTHS[task]
     assert lengths[0] == trained // 2 and trained in lengths and lengths[-1] == 4 * trained
