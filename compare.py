@@ -11,15 +11,6 @@ from base import ArgumentParser, InputError, input_errors_end_the_program, share
 from comparison.design import CompareConfig, commands, load_comparison, shell
 from configs import Config
 
-SAME_START = (
-    "All variants of a seed start from the same shared initial weights and see the same batches; differences are taken "
-    "seed by seed."
-)
-FOUND = (
-    "These runs were found, not planned: whether they differ in more than what the table of settings shows, such as the "
-    "version of the program, isn't known here."
-)
-
 
 def compare(
     comparison: CompareConfig, configs: dict[str, list[Config]], jobs: int = 1, arguments: dict[str, list[str]] = {}
@@ -39,13 +30,14 @@ def compare(
     for config in every:
         if RunFolder.exists(config):
             run = RunFolder(config, resume=True)
-            if keys := run.differing_keys():
-                raise InputError(f"{run.path}: was made with another {', '.join(keys)}; remove it or use another name")
+            if keys := ", ".join(run.differing_keys()):
+                raise InputError(f"{run.path}: was made with another {keys}; remove it or use another name")
             corpora.of(run)
     corpora.load(every[0])  # before several processes would all tokenize it
     train_all(every, train, jobs, arguments)
     groups = {variant: [open_run(config.folder) for config in runs] for variant, runs in configs.items()}
-    results = gather(groups, comparison.baseline, comparison.evaluate_with, corpora.of, comparison.name, [SAME_START])
+    options = comparison.evaluate_with
+    results = gather(groups, comparison.baseline, options, corpora.of, comparison.name, planned=True)
     return write({**results, "comparison": comparison.model_dump(mode="json")}, comparison.folder)
 
 
@@ -59,7 +51,7 @@ def report(folders: list[Path], baseline: str | None, out: Path) -> str:
     baseline = baseline or next(iter(groups))
     if baseline not in groups:
         raise InputError(f"--baseline: {baseline!r} is none of the variants found, {', '.join(groups)}")
-    return write(gather(groups, baseline, {}, Corpora().of, out.name, [FOUND]), out)
+    return write(gather(groups, baseline, {}, Corpora().of, out.name, planned=False), out)
 
 
 class Corpora:
@@ -85,14 +77,14 @@ class Corpora:
 
 
 def parse_arguments():
-    parser = ArgumentParser(description="Train many variants of one config and compare them, or compare existing runs.")
+    parser = ArgumentParser(description="Train many variants of one config and compare them, or runs that are there.")
     parser.add_argument("config", metavar="CONFIG.yaml", nargs="?")
-    parser.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="for the comparison, or for all runs")
+    parser.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="for the comparison or for all runs")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings side by side")
-    parser.add_argument("--list", action="store_true", help="print a train.py command for each run, and train nothing")
-    parser.add_argument("--runs", nargs="+", type=Path, metavar="FOLDER", help="report on these runs, train nothing")
-    parser.add_argument("--baseline", metavar="NAME", help="with --runs: the variant to compare with; else the first")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="with --runs: where the report goes; else runs/report")
+    parser.add_argument("--list", action="store_true", help="print a train.py command for each run, no more")
+    parser.add_argument("--runs", nargs="+", type=Path, metavar="FOLDER", help="report on these runs alone")
+    parser.add_argument("--baseline", metavar="NAME", help="with --runs: the variant to compare with, or the first")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="with --runs: the report's folder, or runs/report")
     args = parser.parse_intermixed_args()
     if bool(args.config) == bool(args.runs):
         parser.error("give a CONFIG.yaml, or --runs with folders")

@@ -20,6 +20,20 @@ from data.corpus import Corpus
 from training.run import RunFolder
 
 
+SAME_START = "All variants of a seed start from the same shared initial weights and see the same batches."
+OTHER_START = (
+    "The variants differ in more than positions, as the table of settings shows: they need not start from the same "
+    "weights or see the same batches."
+)
+FOUND = (
+    "These runs were found, not planned: whether they differ in more than the table of settings shows, such as the "
+    "version of the program, isn't known here."
+)
+CONTEXTS_DIFFER = "The trained contexts differ, and with them the context that each loss is scored with"
+TOKENIZERS_DIFFER = (
+    "The tokenizers differ: losses are compared in bits per byte of the same text only, and those by context and by "
+    "position, which are of single tokens, are left out."
+)
 ROOT, CPU = Path(__file__).parent.parent, Path("/proc/cpuinfo")
 
 
@@ -29,9 +43,9 @@ def gather(
     evaluate_with: dict[str, dict[str, Any]],
     corpus_of: Callable[[RunFolder], Corpus],
     name: str,
-    notes: list[str],
+    planned: bool,
 ) -> dict:
-    """All numbers of a comparison. groups: the finished runs of each variant; notes: sentences for the summary.
+    """All numbers of a comparison. groups: the finished runs of each variant; planned: whether one config made them.
 
     InputError where the runs can't be compared.
     """
@@ -43,17 +57,19 @@ def gather(
         variant: [numbers | measure(by_folder[numbers["folder"]], corpus_of, evaluate_with) for numbers in some]
         for variant, some in chosen.items()
     }
+    apart = differing({variant: [by_folder[run["folder"]] for run in some] for variant, some in runs.items()})
+    keys = {key for own in apart.values() for key in own}
+    alike = all(key.startswith("model.position.") or key.endswith("learning_rate") for key in keys)
+    notes = [(SAME_START if alike else OTHER_START) if planned else FOUND]
     contexts = sorted({run.config.model.max_position_embeddings for run in by_folder.values()})
     if len(contexts) > 1:
-        notes = [*notes, f"The trained contexts differ ({', '.join(map(str, contexts))} tokens), and so does the context "
-                 "that each loss is scored with: see the loss by context length."]  # fmt: skip
+        notes.append(f"{CONTEXTS_DIFFER} ({', '.join(map(str, contexts))} tokens).")
     if not comparable:
         logged, runs = (
             {variant: [in_bits_per_byte(run) for run in some] for variant, some in group.items()}
             for group in (logged, runs)
         )
-        notes = [*notes, "The tokenizers differ: losses are compared in bits per byte of the same text only, and those by "
-                 "context and by position, which are of single tokens, are left out."]  # fmt: skip
+        notes.append(TOKENIZERS_DIFFER)
     one = groups[baseline][0]
     return {
         "name": name,
@@ -66,21 +82,28 @@ def gather(
         "optimizer": one.config.train.model_dump().get("optimizer", "adamw"),
         "versions": versions(),
         "hardware": hardware(),
-        "differing": differing({v: [by_folder[run["folder"]] for run in some] for v, some in runs.items()}),
+        "differing": apart,
         "sweep": {variant: sweep(some) for variant, some in logged.items()},
         "summary": summarize(runs, baseline),
         "runs": runs,
-        "unused_learning_rates": {v: [run for run in logged[v] if run not in chosen[v]] for v in logged if comparable},
+        "unused_learning_rates": {variant: runs_not_in(logged[variant], runs[variant]) for variant in logged},
     }
 
 
+def runs_not_in(some: list[dict], others: list[dict]) -> list[dict]:
+    """Those of the first that have a folder of their own."""
+    taken = {run["folder"] for run in others}
+    return [run for run in some if run["folder"] not in taken]
+
+
 def write(results: dict, folder: Path) -> str:
-    """Writes report.html, report.md, results.json and the pictures of report.md, and returns the text of report.md."""
+    """Writes report.html, report.md, its pictures and results.json, and returns the text of report.md."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures = [plot for plot in figures(results) if plot.name in ("loss", "context")]
     text = markdown(results, [(plot.title, f"{plot.name}.svg") for plot in pictures])
     files = {f"{plot.name}.svg": svg_file(plot) for plot in pictures}
-    files |= {"report.html": html(results), "report.md": text, "results.json": json.dumps(results, indent=1, allow_nan=False)}
+    numbers = json.dumps(results, indent=1, allow_nan=False)
+    files |= {"report.html": html(results), "report.md": text, "results.json": numbers}
     for name, content in files.items():
         (folder / name).write_text(content, encoding="utf-8")
     return text
@@ -107,4 +130,5 @@ def hardware() -> dict:
     else:
         models = re.findall(r"model name\s*: (.*)", CPU.read_text()) if CPU.is_file() else []
         device = models[0] if models else platform.processor() or platform.machine()
-    return {"device": device, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "system": platform.platform()}
+    threads = torch.get_num_threads()
+    return {"device": device, "cores": os.cpu_count(), "threads": threads, "system": platform.platform()}

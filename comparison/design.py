@@ -33,7 +33,7 @@ class CompareConfig(FrozenConfig):
     learning_rates: list[PositiveFloat] = []
     """each variant is trained with each, and that of its lowest mean validation loss is used; none: the config's"""
     evaluate_with: dict[Name, dict[str, Any]] = {}
-    """name: {option: value …} of positions that the trained models are evaluated with too, where their scheme has them"""
+    """name: {option: value …}: position options to evaluate the trained models with too, if their scheme has them"""
     baseline: str
     """the variant that the others are compared with"""
 
@@ -87,7 +87,7 @@ def base_file(comparison: CompareConfig, path: str) -> Path:
 
 
 def run_overrides(comparison: CompareConfig, variant: str) -> list[dict[str, Any]]:
-    """dotted.key: value of each run of a variant, over the base; InputError where they name what each run has alone."""
+    """dotted.key: value of each run of a variant, over the base; InputError where they set what is each run's own."""
     own, runs = {**comparison.settings, **comparison.variants[variant]}, []
     for rate in comparison.learning_rates or [None]:
         swept = {} if rate is None else {"train.learning_rate": rate}
@@ -96,8 +96,8 @@ def run_overrides(comparison: CompareConfig, variant: str) -> list[dict[str, Any
             place = {**swept, "seed": seed, "name": name, "runs_dir": str(comparison.folder)}
             if taken := [key for key in own if key in place]:
                 raise InputError(
-                    f"{taken[0]}: not for all runs; each takes its own from seeds, learning_rates, the variant and "
-                    "the comparison"
+                    f"{taken[0]}: not for all runs; each takes its own from seeds, learning_rates, the variant "
+                    "and the comparison"
                 )
             runs.append({**own, **place})
     return runs

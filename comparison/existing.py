@@ -38,7 +38,11 @@ def differing(groups: dict[str, list[RunFolder]]) -> dict[str, dict]:
     """For each variant the settings in which the variants are not all alike."""
     found = {variant: settings(runs[0]) for variant, runs in groups.items()}
     keys = list(dict.fromkeys(key for values in found.values() for key in values))
-    several = [key for key in keys if len({json.dumps(values.get(key, ...), default=str) for values in found.values()}) > 1]
+
+    def unlike(key):
+        return len({json.dumps(values.get(key, ...), default=str) for values in found.values()}) > 1
+
+    several = [key for key in keys if unlike(key)]
     return {variant: {key: values[key] for key in several if key in values} for variant, values in found.items()}
 
 
@@ -47,15 +51,17 @@ def same_tokens(runs: list[RunFolder]) -> bool:
 
     InputError where not even the text is the same; else, under another tokenizer, bits per byte still compare.
     """
-    one = runs[0]
+    one = runs[0].corpus()
     for run in runs:
+        other = run.corpus()
         for key in ("hash", "val_bytes"):
-            if run.corpus()[key] != one.corpus()[key]:
+            if other[key] != one[key]:
                 raise InputError(
-                    f"{run.path} and {one.path}: trained on other texts ({run.corpus()['source']} and "
-                    f"{one.corpus()['source']}, {key} {run.corpus()[key]} and {one.corpus()[key]}), which cannot be compared"
+                    f"{run.path} and {runs[0].path}: trained on other texts, which cannot be compared "
+                    f"({other['source']} and {one['source']}; {key} {other[key]} and {one[key]})"
                 )
-    return len({json.dumps([run.config.data.tokenizer.model_dump(), run.corpus()["val_tokens"]]) for run in runs}) == 1
+    tokenizers = [[run.config.data.tokenizer, run.corpus()["val_tokens"]] for run in runs]
+    return all(tokenizer == tokenizers[0] for tokenizer in tokenizers)
 
 
 def in_bits_per_byte(run: dict) -> dict:

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from comparison.plots import Plot, Series
 
+MOST_LINES = 16  # of a plot: with more, those of models with other position options are in the tables alone
+
 
 def figures(results: dict) -> list[Plot]:
     """The plots for which there are numbers, in the order of the page."""
@@ -15,9 +17,9 @@ def figures(results: dict) -> list[Plot]:
 def loss(results: dict) -> Plot:
     """Validation loss over training tokens."""
     series = _lines(results, "curve")
-    ends = ", ".join(f"{s.label} {s.points[-1][1]:.3f}" for s in series if s.points)
-    said = f"Mean over seeds, in the band they span. At the end: {ends}."
-    return Plot("loss", "Validation loss during training", "training tokens", f"loss ({results['unit']})", said, series)
+    ends = ", ".join(f"{line.label} {line.points[-1][1]:.3f}" for line in series)
+    said, y = f"Mean over seeds, in the band they span. At the end: {ends}.", f"loss ({results['unit']})"
+    return Plot("loss", "Validation loss during training", "training tokens", y, said, series)
 
 
 def difference(results: dict) -> Plot:
@@ -36,11 +38,11 @@ def by_context(results: dict) -> Plot:
     """Loss against the context available."""
     series = _lines(results, "loss_by_context")
     said = (
-        f"The same tokens scored with 1 to 8 times the trained context of {results['context']} tokens before them; mean over "
-        "seeds, in the band they span. A flat or falling line makes use of positions that training never had."
+        f"The same tokens scored with 1 to 8 times the trained context of {results['context']} tokens before them; "
+        "mean over seeds, in the band they span. A flat or falling line copes with positions that training never had."
     )
-    title = "Loss against context length"
-    return Plot("context", title, "available context (tokens)", f"loss ({results['unit']})", said, series, log_x=True)
+    x, y = "available context (tokens)", f"loss ({results['unit']})"
+    return Plot("context", "Loss against context length", x, y, said, series, log_x=True)
 
 
 def by_position(results: dict) -> Plot:
@@ -50,35 +52,40 @@ def by_position(results: dict) -> Plot:
         "Mean loss of the tokens up to each position of windows longer than the trained context: it falls as context "
         f"gathers; to the right of the dotted line are positions never trained. Over {_seed_words(results)}."
     )
-    title, mark = "Loss by position in the window", (results["context"], "trained context")
-    return Plot("position", title, "position in the window (tokens)", f"loss ({results['unit']})", said, series, log_x=True, mark=mark)
+    x, y = "position in the window (tokens)", f"loss ({results['unit']})"
+    mark = (results["context"], "trained context")
+    return Plot("position", "Loss by position in the window", x, y, said, series, log_x=True, mark=mark)
 
 
 def by_length(results: dict) -> Plot:
     """Exact match by length of a synthetic task."""
     said = "Share of examples answered without a mistake, by length; mean over seeds, in the band they span."
-    return Plot("exact", "Exact match by length", "length (symbols)", "exact match (share)", said, _lines(results, "exact_match"), log_x=True)
+    x, y, series = "length (symbols)", "exact match (share)", _lines(results, "exact_match")
+    return Plot("exact", "Exact match by length", x, y, said, series, log_x=True)
 
 
 def drift(results: dict) -> Plot:
     """How far trained θ moved, during training."""
     series = _lines(results, "theta_drift")
     said = "Largest drift |Δ log θ| of all pairs from the fixed ladder; mean over seeds, in the band they span."
-    return Plot("drift", "θ drift during training", "training tokens", "largest |Δ log θ| (natural log)", said, series)
+    return Plot("drift", "θ drift during training", "training tokens", "|Δ log θ| (natural log)", said, series)
 
 
 def drift_by_pair(results: dict) -> Plot:
     """How far each trained θ moved."""
     series = _lines(results, "theta_drift_by_pair")
-    said = "Drift |Δ log θ| of each pair at the end of training; pair 0 turns fastest. Mean over seeds, in the band they span."
+    said = (
+        "Drift |Δ log θ| of each pair at the end of training; pair 0 turns fastest. Mean over seeds, in the band "
+        "they span."
+    )
     return Plot("pairs", "θ drift by pair", "pair index", "|Δ log θ| (natural log)", said, series)
 
 
 def gradient(results: dict) -> Plot:
     """Gradient norm over training tokens."""
     series = [replace(line, band=None) for line in _lines(results, "grad_norm")]
-    said = "Norm of the gradient before clipping, mean over seeds."
-    return Plot("gradient", "Gradient norm", "training tokens", "norm of the gradient (nats per token)", said, series, log_y=True)
+    said, y = "Norm of the gradient before clipping, mean over seeds.", "norm of the gradient (nats per token)"
+    return Plot("gradient", "Gradient norm", "training tokens", y, said, series, log_y=True)
 
 
 def attention(results: dict) -> list[Plot]:
@@ -108,7 +115,7 @@ def attention(results: dict) -> list[Plot]:
 
 
 def _lines(results: dict, key: str) -> list[Series]:
-    """A line for each variant, and where a key has them for its models with other position options, in other dashes."""
+    """A line for each variant, and where the key has them in other dashes for its models with other options."""
     lines = []
     for colour, (variant, row) in enumerate(results["summary"].items()):
         others = {f"{variant} + {name}": other for name, other in row["evaluated_with"].items()}
@@ -117,7 +124,7 @@ def _lines(results: dict, key: str) -> list[Series]:
             band = [None if point["low"] is None else (point["low"], point["high"]) for point in points]
             if points:
                 lines.append(Series(name, [(point["x"], point["mean"]) for point in points], band, colour, dash))
-    return lines
+    return lines if len(lines) <= MOST_LINES else [line for line in lines if not line.dash]
 
 
 def _seed_words(results: dict) -> str:

@@ -43,8 +43,8 @@ def is_finished(run: RunFolder) -> bool:
 def read_run(run: RunFolder) -> dict:
     """What a finished run logged: losses in nats per token, curves as [tokens, value] pairs.
 
-    theta_drift is the largest |Δ log θ| of all pairs, theta_drift_by_pair that of each at the end (a mean over layers
-    where each has its own); both are None for a scheme that trains no θ.
+    theta_drift is the largest |Δ log θ| of all pairs, theta_drift_by_pair that of each at the end (a mean over
+    layers where each has its own); both are None for a scheme that trains no θ.
     """
     rows = run.metrics()
     evaluations = [row for row in rows if "val_loss" in row]
@@ -71,11 +71,13 @@ def _pairs(drift: list) -> list[float]:
     return [statistics.fmean(layers) for layers in zip(*drift)] if isinstance(drift[0], list) else drift
 
 
-def measure(run: RunFolder, corpus_of: Callable[[RunFolder], Corpus], evaluate_with: dict[str, dict[str, Any]]) -> dict:
+def measure(
+    run: RunFolder, corpus_of: Callable[[RunFolder], Corpus], evaluate_with: dict[str, dict[str, Any]]
+) -> dict:
     """What a finished run's model says: losses by context and position, attention, exact match, parameters, speed.
 
-    evaluate_with: name and other position options under which the same model is evaluated once more, where its scheme
-    takes them. measurements.json in the run's folder keeps it all; corpus_of is called only for what is not there.
+    evaluate_with: name and other position options under which the same model is evaluated once more, where its
+    scheme takes them. measurements.json in the run's folder keeps it all; corpus_of is called for the rest alone.
     """
     checkpoint, file = run.checkpoint(run.config.train.steps), run.path / "measurements.json"
     with (checkpoint / WEIGHTS).open("rb") as weights:
@@ -92,9 +94,12 @@ def measure(run: RunFolder, corpus_of: Callable[[RunFolder], Corpus], evaluate_w
             replace_text(file, json.dumps(kept))
         return kept[name]["numbers"]
 
+    def everything(model, corpus):
+        return _evaluate(model, corpus) | _look_inside(model, corpus, run.config.seed)
+
     others = {n: o for n, o in evaluate_with.items() if not isinstance(with_options(run.config.model, o), str)}
     return {
-        **remembered("model", {}, lambda model, text: _evaluate(model, text) | _look_inside(model, text, run.config.seed)),
+        **remembered("model", {}, everything),
         "evaluated_with": {name: remembered(f"with {name}", options, _evaluate) for name, options in others.items()},
     }
 

@@ -83,9 +83,9 @@ def html(results: dict) -> str:
 def _setting(results):
     corpus = results["corpus"]
     return (
-        f"{len(results['summary'])} variants on {corpus['source']} ({corpus['train_bytes']:,} bytes of text to train on, "
-        f"{corpus['val_bytes']:,} to validate), {' or '.join(map(tokens, results['tokens']))} training tokens a run, "
-        f"context {results['context']} tokens."
+        f"{len(results['summary'])} variants on {corpus['source']} ({corpus['train_bytes']:,} bytes of text to train "
+        f"on, {corpus['val_bytes']:,} to validate), {' or '.join(map(tokens, results['tokens']))} training tokens a "
+        f"run, context {results['context']} tokens."
     )
 
 
@@ -93,15 +93,15 @@ def _made_with(results):
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     hardware, corpus = results["hardware"], results["corpus"]
     return (
-        f"Reported with {versions} on {hardware['device']}, {hardware['cores']} cores, {hardware['threads']} threads; "
-        f"optimizer {results['optimizer']}; corpus {corpus['hash'][:16]}. "
+        f"Reported with {versions} on {hardware['device']}, {hardware['cores']} cores, {hardware['threads']} "
+        f"threads; optimizer {results['optimizer']}; corpus {corpus['hash'][:16]}. "
         "All numbers, with the config of each run, are in results.json."
     )
 
 
 def _table(table: Table) -> str:
-    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
-    return f"<h2>{escape(table.title)}</h2>{_cells(table.title, table.header, table.rows)}{note}"
+    cells = _cells(table.title, table.header, table.rows)
+    return f'<h2>{escape(table.title)}</h2>{cells}<p class="note">{escape(table.note)}</p>'
 
 
 def _cells(label: str, header: list, rows: list[list]) -> str:

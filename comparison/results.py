@@ -1,14 +1,13 @@
 """From the numbers of single runs to those of a comparison."""
 
 import statistics
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from comparison.statistics import holm, mean_and_spread, paired
 
 
 def sweep(runs: list[dict]) -> list[dict]:
-    """For each learning rate of a variant's runs the mean and standard deviation of the validation loss over seeds."""
+    """For each learning rate of a variant's runs mean and standard deviation of the validation loss over seeds."""
     rates = dict.fromkeys(run["learning_rate"] for run in runs)
     return [
         {"learning_rate": rate, **mean_and_spread([run["val_loss"] for run in runs if run["learning_rate"] == rate])}
@@ -42,9 +41,10 @@ def summarize(runs: Mapping[str, list[dict]], baseline: str) -> dict[str, dict]:
             "grad_norm": _over_seeds(measured, "grad_norm"),
             "theta_drift": _over_seeds(measured, "theta_drift"),
             "theta_drift_by_pair": _over_seeds(measured, "theta_drift_by_pair"),
-            **_evaluations(measured, lambda run: run),
+            **_evaluations(measured),
             "evaluated_with": {
-                name: _evaluations(measured, lambda run: run["evaluated_with"][name]) for name in one["evaluated_with"]
+                name: _evaluations([run["evaluated_with"][name] for run in measured])
+                for name in one["evaluated_with"]
             },
             "attention": one["attention"],
             "embedding_rms": one["embedding_rms"],
@@ -64,12 +64,9 @@ def _by_seed(measured: list[dict], key: str) -> dict[int, float]:
     return {run["seed"]: run[key] for run in measured}
 
 
-def _evaluations(measured: list[dict], part: Callable[[dict], dict]) -> dict[str, Any]:
-    """What is asked of a model with its own position options and with others: [loss or share by x, over seeds]."""
-    return {
-        key: _over_seeds([part(run) for run in measured], key)
-        for key in ("loss_by_context", "loss_by_position", "exact_match")
-    }
+def _evaluations(measured: list[dict]) -> dict[str, list[dict]]:
+    """What is asked of a model with its own position options, and with others."""
+    return {key: _over_seeds(measured, key) for key in ("loss_by_context", "loss_by_position", "exact_match")}
 
 
 def _over_seeds(measured: list[dict], key: str) -> list[dict]:

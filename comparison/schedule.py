@@ -21,8 +21,8 @@ def train_all(configs: list[Config], train: Callable, jobs: int, arguments: dict
     """Trains what is not finished; half-finished runs go on.
 
     train: trains one config in this process, which is what happens for one job. With more, that many processes of
-    train.py run at a time, each with its share of the threads; arguments: those of each run, by its name. The first that
-    fails ends all with an InputError; then, and when this process is stopped, the others are told to stop.
+    train.py run at a time, each with its share of the threads; arguments: those of each run, by its name. The first
+    that fails ends all with an InputError; then, and when this process is stopped, the others are told to stop.
     """
     progress = Progress(configs)
     waiting = [config for config in configs if progress.left[config.name]]
@@ -68,9 +68,8 @@ class Progress:
         steps = config.train.steps
         if RunFolder.exists(config):
             run = RunFolder(config, resume=True)
-            # one that has logged its last step and not saved it yet is not finished
-            done = steps if is_finished(run) else min(steps - 1, max((row["step"] for row in run.metrics()), default=0))
-            steps -= done
+            logged = max((row["step"] for row in run.metrics()), default=0)
+            steps = 0 if is_finished(run) else max(1, steps - logged)  # the last step may be logged and not saved
         return steps * config.train.batch_size * config.model.max_position_embeddings
 
     def look(self, config: Config) -> None:

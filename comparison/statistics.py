@@ -10,7 +10,7 @@ ALPHA = 0.05  # intervals cover 95 %; a difference counts as beyond the noise be
 
 
 def mean_and_spread(values: Sequence[float | None]) -> dict:
-    """Mean and sample standard deviation; None for the spread of a single value, and for both where one is missing."""
+    """Mean and sample standard deviation; None for the spread of a single value, for both where one is missing."""
     if not values or None in values:
         return {"mean": None, "sd": None}
     return {"mean": fmean(values), "sd": stdev(values) if len(values) > 1 else None}
@@ -33,7 +33,7 @@ def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> dict:
 
 
 def t_test(t: float, df: int) -> float:
-    """Probability that |Student's t| of df degrees of freedom exceeds |t|. Abramowitz & Stegun 1964, 26.7.1, 26.5.27."""
+    """Probability that |Student's t| of df degrees of freedom exceeds |t|. Abramowitz & Stegun 1964, 26.5.27."""
     import mpmath  # comes with torch; scipy would be a 40 MB wheel for this one function
 
     return float(mpmath.betainc(df / 2, 0.5, 0, df / (df + t * t), regularized=True))

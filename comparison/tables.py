@@ -12,12 +12,12 @@ class Table:
     title: str
     header: list[str]
     rows: list[list[str]]
-    note: str = ""
+    note: str
 
     def markdown(self) -> str:
         """The table as markdown, with its note below."""
         lines = [self.header, ["---"] + ["---:"] * (len(self.header) - 1), *self.rows]
-        return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + (f"\n\n{self.note}" if self.note else "")
+        return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{self.note}"
 
 
 def main_table(results: dict) -> Table:
@@ -26,16 +26,17 @@ def main_table(results: dict) -> Table:
     body = []
     for variant, row in summary.items():
         numbers = row["difference"]
-        compared = [spread(numbers, sign="+"), interval(numbers), "n/a" if numbers["p_holm"] is None else
-                    p_value(numbers["p_holm"]).removeprefix("= "), verdict(numbers)]  # fmt: skip
+        p = "n/a" if numbers["p_holm"] is None else p_value(numbers["p_holm"]).removeprefix("= ")
+        compared = [spread(numbers, sign="+"), interval(numbers), p, verdict(numbers)]
         if variant == baseline:
             compared = ["—", "—", "—", "baseline"]
-        body.append([variant, spread(row["val_loss"]), spread(row["val_bits_per_byte"]), *compared, _list(row["seeds"])])
+        losses, seeds = [spread(row["val_loss"]), spread(row["val_bits_per_byte"])], ", ".join(map(str, row["seeds"]))
+        body.append([variant, *losses, *compared, seeds])
     header = ["variant", f"validation loss ({results['unit']})", "bits per byte", f"difference to {baseline}"]
     note = (
-        "± is the standard deviation from seed to seed. Differences are paired by seed; intervals are 95 % t-intervals "
-        "of their mean, each for itself; p is that of the paired t-test, two-sided, corrected for the number of "
-        "variants (Holm 1979)."
+        "± is the standard deviation from seed to seed. Differences are paired by seed; intervals are 95 % "
+        "t-intervals of their mean, each for itself; p is that of the paired t-test, two-sided, corrected for the "
+        "number of variants (Holm 1979)."
     )
     return Table("Validation loss", [*header, "95 % interval", "p (Holm)", "verdict", "seeds"], body, note)
 
@@ -48,9 +49,10 @@ def context_table(results: dict) -> Table:
     note = (
         f"{results['unit']}; 1× is the trained context of {results['context']} tokens. The same tokens are scored in "
         "every column, each with nearly the whole of that context before it. n/a: the scheme has no positions so far "
-        "out, or the text is too short. “a + b”: the same trained models of a, evaluated with the position options b."
+        "out, or the text is too short. “a + b”: the same trained models, evaluated with the position options b."
     )
-    return Table("Loss by context length", ["variant", *(f"{n / results['context']:g}×" for n in lengths)], body, note)
+    header = ["variant", *(f"{length / results['context']:g}×" for length in lengths)]
+    return Table("Loss by context length", header, body, note)
 
 
 def match_table(results: dict) -> Table:
@@ -85,15 +87,16 @@ def inside_table(results: dict) -> Table:
         sizes = [row["embedding_rms"][when][part] for when in ("start", "end") for part in ("tokens", "position")]
         logits = [logit for layer in (row["attention"] or {}).get("largest_logit", ()) for logit in layer]
         norms = [point["mean"] for point in row["grad_norm"]]
-        body.append([variant, *map(_size, sizes), _size(max(logits, default=None)), _size(max(norms, default=None)),
-                     _size(norms[-1] if norms else None)])  # fmt: skip
-    header = ["variant", "token embeddings at the start", "added positions at the start", "token embeddings at the end",
-              "added positions at the end", "largest attention logit", "largest gradient norm", "last gradient norm"]  # fmt: skip
+        largest = [max(logits, default=None), max(norms, default=None), norms[-1] if norms else None]
+        body.append([variant, *map(_size, [*sizes, *largest])])
+    header = ["tokens at the start", "positions at the start", "tokens at the end", "positions at the end"]
+    header += ["largest attention logit", "largest gradient norm", "last gradient norm"]
     note = (
-        "Embeddings: root mean square, of the first seed. Logits: after 1/√d and bias, on validation text, of the first "
-        "seed. Gradient norm: before clipping, mean over seeds."
+        "Tokens, positions: root mean square of the token embeddings and of what the scheme adds to them, of the "
+        "first seed. Logits: after 1/√d and bias, on validation text, of the first seed. Gradient norm: before "
+        "clipping, mean over seeds."
     )
-    return Table("Inside the model", header, body, note)
+    return Table("Inside the model", ["variant", *header], body, note)
 
 
 def rates_table(results: dict) -> Table:
@@ -131,10 +134,6 @@ def interval(numbers: dict) -> str:
 def _cells(points: list[dict], xs: list) -> list[str]:
     found = {point["x"]: spread(point, 3) for point in points}
     return [found.get(x, "n/a") for x in xs]
-
-
-def _list(seeds: list[int]) -> str:
-    return ", ".join(map(str, seeds))
 
 
 def _size(value: float | None) -> str:

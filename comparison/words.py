@@ -25,14 +25,14 @@ def sentences(results: dict) -> list[str]:
         )
     if "no claim" in verdicts:
         said.append(
-            f"With fewer than {MIN_SEEDS} seeds the noise is unknown: no interval and no p-value is given, and no claim "
-            "is made about what is better."
+            f"With fewer than {MIN_SEEDS} seeds the noise is unknown: no interval and no p-value is given, and no "
+            "claim is made about what is better."
         )
     said += results["notes"] + _courses(summary, others, baseline)
     said += _far(summary, unit, results["context"]) + _drift(summary) + _rates(results["sweep"], summary)
     said.append(
-        "Seeds vary the initial weights and the order of the data, not the text, the size of the model or the budget: "
-        "what is beyond the noise here is so for this setting, and says nothing of others."
+        "Seeds vary the initial weights and the order of the data, not the text, the size of the model or the "
+        "budget: what is beyond the noise here is so for this setting, and says nothing of others."
     )
     return said
 
@@ -45,7 +45,8 @@ def _headline(others, baseline):
         "no claim": "No claim, for want of seeds: ",
     }
     found = {kind: [variant for variant, numbers in others.items() if verdict(numbers) == kind] for kind in texts}
-    return " ".join(f"{texts[kind]}{', '.join(some)}." for kind, some in found.items() if some) or "Nothing to compare."
+    said = [f"{texts[kind]}{', '.join(some)}." for kind, some in found.items() if some]
+    return " ".join(said) or "Nothing to compare."
 
 
 def _baseline(row, baseline, unit):
@@ -88,13 +89,14 @@ def _courses(summary, others, baseline):
         if not behind:
             never.append(variant)
         elif behind[-1] < curve[-1]["x"]:
-            said.append(f"{variant} is behind {baseline} up to {tokens(behind[-1])} training tokens, and not from there on.")
+            last = tokens(behind[-1])
+            said.append(f"{variant} is behind {baseline} up to {last} training tokens, and not from there on.")
         else:
             base, last = summary[baseline]["curve"], summary[variant]["curve"][-1]["mean"]
             as_good = next((point["x"] for point in base if point["mean"] <= last), base[-1]["x"])
             said.append(
-                f"{variant} is behind {baseline} to the end, at {tokens(curve[-1]['x'])} training tokens, with a loss "
-                f"that {baseline} had by {tokens(as_good)}."
+                f"{variant} is behind {baseline} to the end, at {tokens(curve[-1]['x'])} training tokens, with a "
+                f"loss that {baseline} had by {tokens(as_good)}."
             )
     if never:
         said.append(f"At no evaluation behind {baseline}: {', '.join(never)}.")
@@ -120,7 +122,8 @@ def _far(summary, unit, context):
     if longest is None:
         return []
     found = [f"{v} {change[longest]:+z.3f}" if longest in change else f"{v} n/a" for v, change in changes.items()]
-    return [f"With {longest / context:g} times the trained context, the loss of the same tokens changes by ({unit}): {', '.join(found)}."]
+    times = f"{longest / context:g} times the trained context"
+    return [f"With {times}, the loss of the same tokens changes by ({unit}): {', '.join(found)}."]
 
 
 def rows(summary: dict[str, dict]) -> dict[str, dict]:
@@ -147,5 +150,7 @@ def _rates(sweep, summary):
     for variant, rates in sweep.items():
         used, tried = summary[variant]["learning_rate"], [row["learning_rate"] for row in rates]
         if len(tried) > 1 and used in (min(tried), max(tried)):
-            said.append(f"The best learning rate of {variant}, {used:g}, is at the edge of those tried: others may be better.")
+            said.append(
+                f"The best learning rate of {variant}, {used:g}, is at the edge of those tried: others may be better."
+            )
     return said

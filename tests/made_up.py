@@ -9,9 +9,10 @@ def run(seed: int, loss: float, rate: float = 0.001, tokens: int = 4000, **chang
         "folder": f"runs/{seed}-{loss}", "seed": seed, "learning_rate": rate, "tokens": tokens, "val_loss": loss,
         "val_bits_per_byte": loss / 2, "curve": [[tokens // 2, 2 * loss - 1], [tokens, loss]],
         "grad_norm": [[tokens // 2, 1.5], [tokens, 0.5]], "theta_drift": None, "theta_drift_by_pair": None,
-        "tokens_per_second": 1000.0, "decode_tokens_per_second": 200.0, "position_parameters": 0, "parameters": 5000,
-        "loss_by_context": [[16, loss], [32, loss + 0.5], [64, None]], "loss_by_position": [[8, loss + 1], [16, loss]],
-        "exact_match": None, "evaluated_with": {}, "corpus": {}, "config": {},
+        "tokens_per_second": 1e3, "decode_tokens_per_second": 2e2, "position_parameters": 0, "parameters": 5000,
+        "loss_by_context": [[16, loss], [32, loss + 0.5], [64, None]],
+        "loss_by_position": [[8, loss + 1], [16, loss]], "exact_match": None, "evaluated_with": {},
+        "corpus": {}, "config": {},
         "attention": {
             "distances": [[0, 0], [1, 1], [2, 3]],
             "mass": [[[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]],
@@ -26,9 +27,10 @@ def results(runs: dict[str, list[dict]], baseline: str, **changes) -> dict:
     """What `gather` makes of runs."""
     chosen = {variant: best_rate(some) for variant, some in runs.items()}
     return {
-        "name": "made-up", "baseline": baseline, "unit": "nats per token", "context": 16, "tokens": [4000], "notes": [],
-        "corpus": {"source": "a <text>", "hash": "abc", "train_bytes": 1000, "val_bytes": 100}, "optimizer": "adamw",
-        "versions": {"python": "3"}, "hardware": {"device": "a machine", "cores": 2, "threads": 1},
+        "name": "made-up", "baseline": baseline, "unit": "nats per token", "context": 16, "tokens": [4000],
+        "corpus": {"source": "a <text>", "hash": "abc", "train_bytes": 1000, "val_bytes": 100}, "notes": [],
+        "optimizer": "adamw", "versions": {"python": "3"},
+        "hardware": {"device": "a machine", "cores": 2, "threads": 1},
         "differing": {variant: {"model.position.scheme": variant} for variant in runs},
         "sweep": {variant: sweep(some) for variant, some in runs.items()},
         "summary": summarize(chosen, baseline), "runs": chosen, **changes,

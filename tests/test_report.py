@@ -62,9 +62,10 @@ def test_every_plot_has_labels_with_units_and_a_text_alternative(found, page):
     names = "loss difference context position exact drift pairs gradient attention-0".split()
     assert [plot.name for plot in plots][: len(names)] == names and len(drawn) == len(plots)
     for plot, svg in zip(plots, drawn):
-        words = {element.get("id"): element.text for element in svg.iter() if element.tag in (f"{SVG}title", f"{SVG}desc")}
-        assert svg.get("role") == "img" and words.keys() == {*svg.get("aria-labelledby").split()}
-        assert list(words.values()) == [plot.title, plot.description]
+        title, words = svg.find(f"{SVG}title"), svg.find(f"{SVG}desc")
+        assert svg.get("role") == "img"
+        assert svg.get("aria-labelledby").split() == [title.get("id"), words.get("id")]
+        assert (title.text, words.text) == (plot.title, plot.description)
         text = [element.text for element in svg.iter(f"{SVG}text")]
         assert plot.x in text and plot.y in text
         assert re.search(r"\(.+\)|tokens|index", plot.x) and re.search(r"\(.+\)", plot.y)
@@ -122,7 +123,8 @@ addEventListener("load", () => {
     const box = svg.getBoundingClientRect();
     const out = [...svg.querySelectorAll("text")].filter(text => {
       const inner = text.getBoundingClientRect();
-      return inner.left < box.left - 3 || inner.right > box.right + 3 || inner.top < box.top - 3 || inner.bottom > box.bottom + 3;
+      return inner.left < box.left - 3 || inner.right > box.right + 3
+        || inner.top < box.top - 3 || inner.bottom > box.bottom + 3;
     });
     return [box.left, box.right, box.height, out.map(text => text.textContent)];
   });
@@ -140,7 +142,7 @@ addEventListener("load", () => {
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_browser_shows_the_page_on_a_desk_and_on_a_phone_by_day_and_by_night(page, tmp_path, width, dark):
-    """Nothing runs over the edge, no label leaves its plot, letters are of a readable size, text differs from paper."""
+    """Nothing runs over the edge, no label leaves its plot, letters are readable, and colours follow the mode."""
     # a frame, since no window of the browser gets as narrow as a phone
     (tmp_path / "report.html").write_text(
         f'<title></title><iframe style="width: {width}px; height: 900px; border: 0" srcdoc="'
@@ -148,8 +150,9 @@ def test_a_browser_shows_the_page_on_a_desk_and_on_a_phone_by_day_and_by_night(p
         encoding="utf-8",
     )
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-    flags += ["--disable-background-networking", "--disable-component-update", f"--user-data-dir={tmp_path / 'profile'}"]
-    flags += ["--window-size=1400,1000", "--virtual-time-budget=5000"] + dark * ["--blink-settings=preferredColorScheme=0"]
+    flags += ["--disable-background-networking", "--disable-component-update", "--window-size=1400,1000"]
+    flags += ["--virtual-time-budget=5000", f"--user-data-dir={tmp_path / 'profile'}"]
+    flags += dark * ["--blink-settings=preferredColorScheme=0"]
     command = [BROWSER, *flags, "--dump-dom", f"file://{tmp_path / 'report.html'}"]
     dumped = subprocess.run(command, capture_output=True, text=True, timeout=120)
     seen = json.loads(ElementTree.fromstring(re.search(r"<title>.*?</title>", dumped.stdout)[0]).text)

@@ -10,9 +10,9 @@ from base import InputError
 from comparison import measure as measuring
 from comparison.existing import group, same_tokens
 from comparison.measure import open_run
+from configs import load_config
 from tiny import call, config_file
 from train import train
-from configs import load_config
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,11 @@ def trained(tmp_path_factory):
     """Three seeds of two schemes, and one run each with another tokenizer and another text."""
     folder = tmp_path_factory.mktemp("found")
     file = config_file(folder)
-    made = {f"{scheme}-seed{seed}": [f"model.position={scheme}", f"seed={seed}"] for scheme in ("none", "rope") for seed in range(3)}
+    made = {
+        f"{scheme}-seed{seed}": [f"model.position={scheme}", f"seed={seed}"]
+        for scheme in ("none", "rope")
+        for seed in range(3)
+    }
     (folder / "other.txt").write_text("another text, and not one of so few words. " * 90, encoding="utf-8")
     made |= {"char": ["data.tokenizer.kind=char"], "other": [f"data.source={folder / 'other.txt'}"]}
     for name, overrides in made.items():
@@ -38,7 +42,8 @@ ROPES, NONES = [f"rope-seed{seed}" for seed in range(3)], [f"none-seed{seed}" fo
 def test_runs_that_differ_in_their_seed_alone_are_a_variant(trained, tmp_path):
     text = report(trained, *ROPES, *NONES, out=tmp_path / "out")
     numbers = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
-    assert {variant: row["seeds"] for variant, row in numbers["summary"].items()} == {"rope": [0, 1, 2], "none": [0, 1, 2]}
+    seeds = {variant: row["seeds"] for variant, row in numbers["summary"].items()}
+    assert seeds == {"rope": [0, 1, 2], "none": [0, 1, 2]}
     assert numbers["baseline"] == "rope" and numbers["summary"]["none"]["difference"]["n"] == 3
     assert numbers["differing"]["none"] == {"model.position.scheme": "none"}
     assert numbers["differing"]["rope"].keys() >= {"model.position.scheme", "model.position.base"}
@@ -62,7 +67,7 @@ def test_a_moved_run_is_found_where_it_is_now(trained, tmp_path):
 
 
 def test_other_texts_are_not_mixed(trained, tmp_path):
-    with pytest.raises(InputError, match="other and .*rope-seed0: trained on other texts .*other.txt.*text.txt.*hash"):
+    with pytest.raises(InputError, match="other and .*rope-seed0: trained on other texts.*other.txt.*text.txt; hash"):
         report(trained, "rope-seed0", "other", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -122,9 +127,8 @@ def test_numbers_are_computed_once_and_again_for_other_weights(trained, tmp_path
 
 
 def test_a_scheme_that_has_no_such_options_has_no_such_row(trained):
-    found = measuring.measure(
-        open_run(trained / "none-seed0"), program.Corpora().of, {"yarn": {"scaling": {"rope_type": "yarn", "factor": 4}}}
-    )
+    yarn = {"yarn": {"scaling": {"rope_type": "yarn", "factor": 4}}}
+    found = measuring.measure(open_run(trained / "none-seed0"), program.Corpora().of, yarn)
     assert found["evaluated_with"] == {}
 
 

@@ -33,7 +33,8 @@ def test_the_list_has_a_command_for_each_run_that_trains_just_it(tmp_path, capsy
     """Through a shell's eyes: paths with spaces and quotes, and mappings, come out as they went in."""
     folder = tmp_path / "it's a \"place\""
     folder.mkdir()
-    variants = {"rope": {"model.position": {"scheme": "rope", "base": 500}}, "theta": {"model.position": "learned_theta"}}
+    rope = {"model.position": {"scheme": "rope", "base": 500}}
+    variants = {"rope": rope, "theta": {"model.position": "learned_theta"}}
     path = comparison_file(folder, variants=variants, learning_rates=[0.001, 1e-05])
     monkeypatch.chdir(ROOT)
     assert call(program, path, "--list", "seeds=[0, 3]", "train.grad_clip=null") == 0
