@@ -108,7 +108,9 @@ def main() -> None:
             comparison, configs = load_comparison(args.config, args.overrides)
             arguments, out = commands(comparison, args.config), comparison.folder
             if args.list:
-                print("\n".join(map(shell, arguments.values())))
+                for config in (config for runs in configs.values() for config in runs):
+                    resume = ["--resume"] * (config.folder / "config.yaml").is_file()
+                    print(shell([*arguments[config.name], *resume]))
                 return
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that side by side trainings are stopped too
             print(compare(comparison, configs, args.jobs, arguments))

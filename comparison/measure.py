@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import statistics
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def read_run(run: RunFolder) -> dict:
         "val_loss": evaluations[-1]["val_loss"],
         "val_bits_per_byte": evaluations[-1]["val_bits_per_byte"],
         "curve": [[row["tokens"], row["val_loss"]] for row in evaluations],
-        "grad_norm": [[row["tokens"], row["grad_norm"]] for row in steps if "grad_norm" in row],
+        "grad_norm": [[row["tokens"], row["grad_norm"]] for row in steps if row.get("grad_norm")],
         "theta_drift": [[tokens, max(pairs)] for tokens, pairs in drift] or None,
         "theta_drift_by_pair": [[i, value] for i, value in enumerate(drift[-1][1])] if drift else None,
         "tokens_per_second": statistics.median(row["tokens_per_second"] for row in steps),
@@ -88,6 +89,7 @@ def measure(
     def remembered(name: str, options: dict, compute: Callable[[Any, Corpus], dict]) -> dict:
         key = hashlib.sha256(json.dumps([*depends_on, options]).encode()).hexdigest()
         if kept.get(name, {}).get("key") != key:
+            print(f"measuring {run.path}: {name}", file=sys.stderr)
             model = load_checkpoint(checkpoint).to(pick_device("auto"))
             numbers = compute(with_position(model, options) if options else model, corpus_of(run))
             kept[name] = json.loads(json.dumps({"key": key, "numbers": numbers}))  # the same now and when read again

@@ -11,6 +11,7 @@ import yaml
 
 import compare as program
 from base import InputError
+from browser import BROWSER, check_layout, look
 from compare import compare, load_comparison
 from comparison.tables import context_table, main_table
 from made_up import results, run
@@ -178,6 +179,13 @@ def test_the_report_has_a_table_the_numbers_and_pictures(done):
     assert numbers["corpus"]["train_bytes"] > numbers["corpus"]["val_bytes"] > 0 and numbers["corpus"]["hash"]
     assert numbers["comparison"]["seeds"] == [0, 7] and numbers["optimizer"] and numbers["hardware"]["cores"]
     assert {"python", "torch", "numpy"} <= numbers["versions"].keys()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_a_browser_shows_the_report_of_a_real_comparison_on_a_phone(done, tmp_path):
+    seen = look((done[0] / "runs" / "cmp" / "report.html").read_text(encoding="utf-8"), tmp_path, 390, dark=False)
+    check_layout(seen, 390)
+    assert len(seen["rects"]) >= 8
 
 
 def test_variants_start_from_the_same_weights_and_see_the_same_batches(done):

@@ -1,22 +1,18 @@
 """The report as a reader gets it: complete, self-contained, labelled, and readable in a real browser."""
 
-import json
 import re
-import shutil
-import subprocess
-from html import escape
 from random import Random
 from xml.etree import ElementTree
 
 import pytest
 
+from browser import BROWSER, check_layout, look
 from comparison.figures import figures
 from comparison.plots import DARK, LIGHT
 from comparison.report import html, markdown
 from made_up import results, run, trial
 
 SVG = "{http://www.w3.org/2000/svg}"
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
 
 @pytest.fixture(scope="module")
@@ -116,52 +112,14 @@ def test_lines_stand_out_from_the_page(page, colours, paper):
         assert (bright + 0.05) / (dark + 0.05) >= 3, colour
 
 
-# What the browser finds, written into the page by a script that only the test adds.
-LOOK = """<script>
-addEventListener("load", () => {
-  const rects = [...document.querySelectorAll("figure svg")].map(svg => {
-    const box = svg.getBoundingClientRect();
-    const out = [...svg.querySelectorAll("text")].filter(text => {
-      const inner = text.getBoundingClientRect();
-      return inner.left < box.left - 3 || inner.right > box.right + 3
-        || inner.top < box.top - 3 || inner.bottom > box.bottom + 3;
-    });
-    return [box.left, box.right, box.height, out.map(text => text.textContent)];
-  });
-  const style = getComputedStyle(document.body), text = document.querySelector("figure svg text");
-  document.title = JSON.stringify({
-    width: innerWidth, scroll: document.documentElement.scrollWidth, rects,
-    paper: style.backgroundColor, ink: style.color, label: getComputedStyle(text).fill,
-    letters: text.getBoundingClientRect().height,
-  });
-});
-</script></head>"""
-
-
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_browser_shows_the_page_on_a_desk_and_on_a_phone_by_day_and_by_night(page, tmp_path, width, dark):
     """Nothing runs over the edge, no label leaves its plot, letters are readable, and colours follow the mode."""
-    # a frame, since no window of the browser gets as narrow as a phone
-    (tmp_path / "report.html").write_text(
-        f'<title></title><iframe style="width: {width}px; height: 900px; border: 0" srcdoc="'
-        f'{escape(page.replace("</head>", LOOK))}" onload="document.title = this.contentDocument.title"></iframe>',
-        encoding="utf-8",
-    )
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-    flags += ["--disable-background-networking", "--disable-component-update", "--window-size=1400,1000"]
-    flags += ["--virtual-time-budget=5000", f"--user-data-dir={tmp_path / 'profile'}"]
-    flags += dark * ["--blink-settings=preferredColorScheme=0"]
-    command = [BROWSER, *flags, "--dump-dom", f"file://{tmp_path / 'report.html'}"]
-    dumped = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    seen = json.loads(ElementTree.fromstring(re.search(r"<title>.*?</title>", dumped.stdout)[0]).text)
-    assert seen["width"] == width and seen["scroll"] <= width
+    seen = look(page, tmp_path, width, dark)
+    check_layout(seen, width)
     assert len(seen["rects"]) > 9
-    for left, right, height, outside in seen["rects"]:
-        assert 0 <= left < right <= width and right - left > min(width - 60, 400) and height > 200
-        assert outside == []
-    assert seen["letters"] >= 9
     assert (seen["paper"], seen["ink"]) == (
         ("rgb(22, 24, 28)", "rgb(230, 230, 230)") if dark else ("rgb(255, 255, 255)", "rgb(26, 26, 26)")
     )

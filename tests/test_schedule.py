@@ -47,6 +47,10 @@ def test_the_list_has_a_command_for_each_run_that_trains_just_it(tmp_path, capsy
         assert (python, script) == ("python", "train.py")
         assert load_config(file, overrides) == config
     assert len({config.folder for config in every}) == 8
+    every[1].folder.mkdir(parents=True)
+    (every[1].folder / "config.yaml").touch()
+    assert call(program, path, "--list", "seeds=[0, 3]", "train.grad_clip=null") == 0
+    assert capsys.readouterr().out.splitlines() == [lines[0], f"{lines[1]} --resume", *lines[2:]]
     assert every[2].name == "rope-lr1e-05-seed0" and every[2].train.learning_rate == 1e-05
 
 
