@@ -17,6 +17,7 @@ from comparison.plots import svg_file
 from comparison.report import html, markdown
 from comparison.results import best_rate, summarize, sweep
 from data.corpus import Corpus
+from data.synthetic import TRAINED_LENGTHS, task_of
 from training.run import RunFolder
 
 
@@ -76,6 +77,7 @@ def gather(
         "baseline": baseline,
         "unit": "nats per token" if comparable else "bits per byte",
         "context": one.config.model.max_position_embeddings,
+        "trained_length": TRAINED_LENGTHS.get(task_of(one.corpus()["source"])),
         "tokens": sorted({run["tokens"] for some in runs.values() for run in some}),
         "notes": notes,
         "corpus": one.corpus(),

@@ -61,7 +61,8 @@ def by_length(results: dict) -> Plot:
     """Exact match by length of a synthetic task."""
     said = "Share of examples answered without a mistake, by length; mean over seeds, in the band they span."
     x, y, series = "length (symbols)", "exact match (share)", _lines(results, "exact_match")
-    return Plot("exact", "Exact match by length", x, y, said, series, log_x=True)
+    mark = results["trained_length"] and (results["trained_length"], "longest trained")
+    return Plot("exact", "Exact match by length", x, y, said, series, log_x=True, mark=mark)
 
 
 def drift(results: dict) -> Plot:

@@ -28,7 +28,7 @@ def sentences(results: dict) -> list[str]:
             f"With fewer than {MIN_SEEDS} seeds the noise is unknown: no interval and no p-value is given, and no "
             "claim is made about what is better."
         )
-    said += results["notes"] + _courses(summary, others, baseline)
+    said += results["notes"] + _matches(summary, results["trained_length"]) + _courses(summary, others, baseline)
     said += _far(summary, unit, results["context"]) + _drift(summary) + _rates(results["sweep"], summary)
     said.append(
         "Seeds vary the initial weights and the order of the data, not the text, the size of the model or the "
@@ -109,6 +109,21 @@ def tokens(count: float) -> str:
         if count >= size:
             return f"{count / size:.3g}{unit}"
     return f"{count:g}"
+
+
+def _matches(summary, trained):
+    """How many examples of a synthetic task are right at the longest trained length, and far past it."""
+    shares = {name: {at["x"]: at["mean"] for at in row["exact_match"]} for name, row in rows(summary).items()}
+    lengths = [length for length in next(iter(shares.values())) if length >= (trained or 0)]
+    if not lengths:
+        return []
+    ends = [lengths[0], lengths[-1]]
+    found = [
+        f"{name} {' and '.join('n/a' if share is None else f'{share:.0%}' for share in map(some.get, ends))}"
+        for name, some in shares.items()
+    ]
+    where = f"at length {ends[0]}, the longest trained, and at {ends[1]}"
+    return [f"Answered without a mistake {where}: {', '.join(found)}."]
 
 
 def _far(summary, unit, context):

@@ -28,6 +28,7 @@ def results(runs: dict[str, list[dict]], baseline: str, **changes) -> dict:
     chosen = {variant: best_rate(some) for variant, some in runs.items()}
     return {
         "name": "made-up", "baseline": baseline, "unit": "nats per token", "context": 16, "tokens": [4000],
+        "trained_length": 4,
         "corpus": {"source": "a <text>", "hash": "abc", "train_bytes": 1000, "val_bytes": 100}, "notes": [],
         "optimizer": "adamw", "versions": {"python": "3"},
         "hardware": {"device": "a machine", "cores": 2, "threads": 1},

@@ -95,6 +95,7 @@ def test_markdown_has_the_words_and_every_table(found):
         assert len({line.count("|") for line in table}) == 1 and len(table) > 4
     assert "| far + yarn | 3.000 ± 0.000 | 2.900 ± 0.000 | 2.800 ± 0.000 |" in text
     assert "| near | 0.1 | 9.0000 ± 0.0000 |  |" in text
+    assert "at length 4, the longest trained, and at 8: base 100% and 25%, far 100% and 25%, far + yarn 90%" in text
 
 
 def luminance(colour):
