@@ -2,6 +2,8 @@
 
 import os
 import shlex
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -102,6 +104,22 @@ def test_one_that_fails_ends_all_with_its_line(tmp_path):
         with pytest.raises(InputError, match=r"bad-seed0: step \d+: the loss or its gradient is not finite"):
             train_all(configs, pytest.fail, 2, arguments)
     assert len(begun) == 2 and all(process.poll() is not None for process in begun)
+
+
+def test_a_stopped_comparison_leaves_no_training_behind(tmp_path):
+    """A terminal tells all processes of a group to stop; a scheduler or `kill` tells only the first."""
+    path = comparison_file(tmp_path, seeds=[0], settings={"train.steps": 1_000_000, "train.eval_every": None})
+    command = [sys.executable, ROOT / "compare.py", path, "--jobs", "2"]
+    logs = [tmp_path / "runs" / "cmp" / name / "metrics.jsonl" for name in ("rope-seed0", "theta-seed0")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as stopped:
+        while not all(log.exists() and log.stat().st_size for log in logs):
+            assert stopped.poll() is None, stopped.stderr.read()
+            time.sleep(0.1)
+        stopped.terminate()
+        assert stopped.wait(120) == 143
+    sizes = [log.stat().st_size for log in logs]
+    time.sleep(0.5)
+    assert [log.stat().st_size for log in logs] == sizes
 
 
 def test_the_threads_are_shared_out(tmp_path, monkeypatch):
