@@ -13,7 +13,8 @@ from model.checkpoint import find_checkpoint, read_json
 
 # How and where a run is made and watched, not what is trained.
 RUNTIME_KEYS = ("name", "runs_dir", "data.cache_dir", "train.device", "train.compile", "train.log_every", "wandb.")
-RUNTIME_KEYS += ("train.eval_every", "train.checkpoint_every")
+RUNTIME_KEYS += ("train.eval_every", "train.checkpoint_every", "train.keep_checkpoints", "train.max_skipped_steps")
+RUNTIME_KEYS += ("train.micro_batch_size",)  # what memory allows: the batch of a step stays the same
 
 
 class RunFolder:
