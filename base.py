@@ -38,6 +38,15 @@ def input_errors_end_the_program():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+@contextmanager
+def writing(place):
+    """Turns what a full disk or a forbidden folder raises into an InputError that names the place."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{place}: cannot be written: {error.strerror or error}") from None
+
+
 def share_the_cores() -> None:
     """To be called before torch is imported: OpenMP's threads sleep while they wait for each other.
 

@@ -64,10 +64,9 @@ def test_a_run_folder_holds_what_it_should(tmp_path):
     run = tmp_path / "runs" / "tiny"
     names = {path.relative_to(run).as_posix() for path in run.rglob("*")}
     checkpoint = "checkpoints/step_000006"
-    files = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "trainer.pt"]
-    assert names == {
-        "config.yaml", "corpus.json", "metrics.jsonl", "checkpoints", checkpoint, *(f"{checkpoint}/{f}" for f in files)
-    }  # fmt: skip
+    files = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "trainer.pt", "SHA256SUMS"]
+    own = [".lock", "config.yaml", "corpus.json", "metrics.jsonl", "checkpoints"]
+    assert names == {*own, checkpoint, *(f"{checkpoint}/{file}" for file in files)}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     training, evaluations = [r for r in lines if "train_loss" in r], [r for r in lines if "val_loss" in r]
     keys = ["step", "tokens", "train_loss", "grad_norm", "learning_rate", "tokens_per_second"]
