@@ -49,6 +49,8 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     """Reads folder/tokenizer.json, ours or another Hugging Face model's. InputError: missing or broken."""
     path = Path(folder) / "tokenizer.json"
     try:
+        if not path.is_file():  # a pipe would never answer
+            raise OSError("no such file")
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises nothing narrower
         raise InputError(f"{path}: not a readable tokenizer.json: {error}") from None
