@@ -38,6 +38,15 @@ def input_errors_end_the_program():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+@contextmanager
+def writing(place):
+    """Turns what a full disk or a forbidden folder raises into an InputError that names the place."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{place}: cannot be written: {error.strerror or error}") from None
+
+
 def share_the_cores() -> None:
     """To be called before torch is imported: OpenMP's threads sleep while they wait for each other.
 
@@ -60,7 +69,7 @@ class FrozenConfig(BaseModel):
             if key not in cls.model_fields:
                 near = get_close_matches(str(key), cls.model_fields, 1)
                 hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(cls.model_fields)}"
-                raise ValueError(f"unknown key {key!r}, {hint}")
+                raise ValueError(f"unknown key {key!r:.60}, {hint}")
         return values
 
 
@@ -74,6 +83,6 @@ def one_line(error: ValidationError) -> str:
         if not isinstance(error, ValidationError):  # else: the problem of a mapping nested in this one
             break
     value = problem["input"]
-    shown = "" if isinstance(value, (dict, BaseModel)) else f"{value!r}: "
+    shown = "" if isinstance(value, (dict, BaseModel)) else f"{value!r:.80}: "
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
     return f"{'.'.join(keys)}: {shown}{message}" if keys else message

@@ -59,10 +59,13 @@ def generate_text(
         prompt.encode()
     except UnicodeEncodeError as error:
         raise InputError(f"--prompt: not UTF-8 at character {error.start}") from None
-    start, stop = stored.get("bos_token_id"), stored.get("eos_token_id")
-    prompt_ids = encode(tokenizer, prompt) or ([] if start is None else [start])
+    start, stop = (named_tokens(stored, key) for key in ("bos_token_id", "eos_token_id"))
+    prompt_ids = encode(tokenizer, prompt) or start[:1]
     if not prompt_ids:
         raise InputError("--prompt: is empty, and the tokenizer has no start token to begin with instead")
+    for file, ids in (("tokenizer.json", prompt_ids), ("config.json", start + stop)):
+        if max(ids, default=0) >= model.config.vocab_size:
+            raise InputError(f"{folder / file}: has a token {max(ids)}, but the model {model.config.vocab_size} tokens")
     length, limit = len(prompt_ids) + sampling["max_new_tokens"], model.position.max_length
     if limit is not None and length > limit:
         raise InputError(f"--max-new-tokens: {length} tokens with the prompt, but the model has {limit} positions")
@@ -75,7 +78,7 @@ def generate_text(
         model.to(device),
         torch.tensor(prompt_ids, device=device),
         num_samples=num_samples,
-        stop_ids=tuple(stop) if isinstance(stop, list) else () if stop is None else (stop,),
+        stop_ids=tuple(stop),
         vocab_size=tokenizer.get_vocab_size(),
         **sampling,
     )
@@ -98,6 +101,25 @@ def generate_text(
             f"decode {num_samples * (len(rows) - 1) / decode:,.1f} tokens/s",
             file=sys.stderr,
         )
+
+
+def named_tokens(stored: dict, key: str) -> list[int]:
+    """The ids under a key of config.json: one, a list of them, or null."""
+    value = stored.get(key)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(each, int) and each >= 0 for each in ids):
+        raise InputError(f"config.json: {key} is {value!r:.60}, not a token's id")
+    return ids
+
+
+def read_prompt(argument: str) -> str:
+    """The text of --prompt, or for "-" that of stdin."""
+    if argument != "-":
+        return argument
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"--prompt -: stdin is not UTF-8 at byte {error.start}") from None
 
 
 def number(kind: type, allowed: str, is_allowed):
@@ -128,7 +150,7 @@ def main() -> None:
     positive = number(int, "a whole number of 1 or more", lambda n: n >= 1)
     parser = ArgumentParser(description="Sample text from a run, a checkpoint or a Hugging Face Llama folder.")
     parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--prompt", default="", metavar="TEXT", help="what the text continues; empty: a new document")
+    parser.add_argument("--prompt", default="", metavar="TEXT", help="what the text continues; -: read it from stdin; empty: a new document")
     parser.add_argument("--max-new-tokens", type=positive, default=256, metavar="N", help="default 256")
     parser.add_argument(
         "--temperature",
@@ -163,7 +185,7 @@ def main() -> None:
     with input_errors_end_the_program():
         args = vars(parser.parse_args())
         sys.stdout.reconfigure(encoding="utf-8")
-        generate_text(args.pop("folder"), args.pop("prompt"), **args)
+        generate_text(args.pop("folder"), read_prompt(args.pop("prompt")), **args)
 
 
 if __name__ == "__main__":

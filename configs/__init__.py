@@ -1,5 +1,6 @@
 """Configs: read from YAML, overridden from the command line, checked before anything else happens."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -11,9 +12,11 @@ from base import FrozenConfig, InputError, one_line
 from data.corpus import DataConfig
 from model.config import ModelConfig
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=100)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+_MAX_BYTES = 1_000_000  # of a YAML file, and
+_MAX_VALUES = 10_000  # values in it with its aliases written out: far more than any config has
 
 
 class TrainConfig(FrozenConfig):
@@ -47,6 +50,10 @@ class TrainConfig(FrozenConfig):
     """steps between evaluations; null: only after the last step"""
     checkpoint_every: PositiveInt | None = None
     """steps between checkpoints; null: only after the last step"""
+    keep_checkpoints: PositiveInt = 1
+    """newest checkpoints to keep, beside the one of least validation loss among those with an evaluation at their step"""
+    max_skipped_steps: NonNegativeInt = 0
+    """steps whose loss or gradient is not finite that may be left out; one more stops the run"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: a GPU where there is one"""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -127,9 +134,9 @@ def parse_override(text: str) -> tuple[str, object]:
     if not equals or not key:
         raise InputError(f"{text!r}: an override reads dotted.key=value")
     try:
-        return key, yaml.safe_load(value)
-    except (yaml.YAMLError, ValueError):  # ValueError: what looks like a date and is none
-        raise InputError(f"{text!r}: the value is not YAML") from None
+        return key, _parse_yaml(value)
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: what looks like a date and is none
+        raise InputError(f"{text!r:.80}: the value is not YAML") from None
 
 
 def check_config(values: dict, source: str | Path, kind: type[ConfigClass] = Config) -> ConfigClass:
@@ -139,31 +146,88 @@ def check_config(values: dict, source: str | Path, kind: type[ConfigClass] = Con
     except ValidationError as error:
         raise InputError(f"{source}: {one_line(error)}") from None
     except TypeError:
-        raise InputError(f"{source}: keys must be names, got {list(values)}") from None
+        raise InputError(f"{source}: keys must be names, got {str(list(values)):.80}") from None
 
 
 def read_yaml(path: str | Path) -> dict:
-    """The mapping in a YAML file; InputError where there is none."""
+    """The mapping in a YAML file; InputError where there is none, a key is given twice, or it grows without bound."""
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open("rb") as file:
+            text = file.read(_MAX_BYTES + 1)
+        if len(text) > _MAX_BYTES:
+            raise InputError(f"{path}: is larger than {_MAX_BYTES:,} bytes, which no config needs")
+        content = _parse_yaml(text.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}") from None
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
+    except RecursionError:
+        raise InputError(f"{path}: is nested too deep") from None
+    except InputError:
+        raise
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{path}: not YAML: {error}") from None
+        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: holds {type(content).__name__}, a mapping of keys is due")
     return content
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping, where PyYAML takes the last, and text that no file can hold."""
+
+    def construct_scalar(self, node):
+        value = super().construct_scalar(node)
+        if re.search("[\0\ud800-\udfff]", value):
+            problem = f"{value!r:.60} has a character that is not allowed"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return value
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    problem = f"key {key.value[:60]!r} is given twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
+
+
+def _parse_yaml(text: str):
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if (count := _count(node, {})) > _MAX_VALUES:
+            raise ValueError(f"its aliases stand for {count:.0e} values, at most {_MAX_VALUES:,} are allowed")
+        return loader.construct_document(node)
+    except (KeyError, AttributeError) as error:  # PyYAML's, for !!bool maybe and !!timestamp soon
+        raise ValueError("a value is not what its tag says") from error
+    finally:
+        loader.dispose()
+
+
+def _count(node: yaml.Node, counted: dict[int, float]) -> float:
+    """Values below a node if each alias were written out, infinite where one holds itself."""
+    if id(node) not in counted:
+        counted[id(node)] = float("inf")  # until it is known: only a node inside itself asks before
+        inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+        if isinstance(node, yaml.MappingNode):
+            inner = [each for pair in inner for each in pair]
+        counted[id(node)] = 1.0 + sum(_count(each, counted) for each in inner)
+    return counted[id(node)]
+
+
 def set_dotted(values: dict, key: str, value) -> None:
-    """Sets `a.b.c` in nested mappings, making those that are missing."""
+    """Sets `a.b.c` in nested mappings, making those that are missing. InputError where a.b is something else."""
     *parents, last = key.split(".")
     for parent in parents:
         inner = values.get(parent)
         if parent == "position" and isinstance(inner, str):  # short for a mapping
             inner = {"scheme": inner}
-        values[parent] = inner = dict(inner) if isinstance(inner, dict) else {}
+        if not isinstance(inner, dict | None):
+            raise InputError(f"{key}: {parent} is {inner!r:.60}, not a mapping")
+        values[parent] = inner = dict(inner or {})
         values = inner
     values[last] = value

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from base import InputError
 from data.sources import DataConfig, open_source, writing
-from data.tokenizer import load_tokenizer, token_chunks, tokenizer_files, train_tokenizer
+from data.tokenizer import Document, load_tokenizer, parts, token_chunks, tokenizer_files, train_tokenizer
 
 if TYPE_CHECKING:
     import numpy
     import tokenizers
 
-_VERSION = 1  # raise it when the same text and settings give other files
+_VERSION = 2  # raise it when the same text and settings give other files
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,35 @@ def _hash(streams, config):
     for split, documents in streams.items():
         for document in documents():
             try:
-                text = document.encode()
+                digest.update(f"{split} {_bytes(document)} ".encode())
             except UnicodeEncodeError as error:
-                where = ascii(document[max(0, error.start - 20) : error.start + 1])
+                where = ascii(error.object[max(0, error.start - 20) : error.start + 1])
                 raise InputError(f"data.source {config.source!r}: half a surrogate pair after {where}") from None
-            digest.update(f"{split} {len(text)} ".encode())
-            digest.update(text)
+            for part in parts(document):
+                digest.update(part.encode())
             count += 1
     return digest.hexdigest(), count
+
+
+def _bytes(document):
+    return sum(len(part.encode()) for part in parts(document))
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """Characters start … stop of a document, as a document."""
+
+    document: Document
+    start: int
+    stop: int
+
+    def __iter__(self):
+        seen = 0
+        for part in parts(self.document):
+            yield from filter(None, [part[max(0, self.start - seen) : max(0, self.stop - seen)]])
+            seen += len(part)
+            if seen >= self.stop:
+                return
 
 
 def _split(streams, documents, fraction):
@@ -84,11 +105,16 @@ def _split(streams, documents, fraction):
         return {"train": train, "val": streams["validation"]}
     if documents == 1:
         text = next(iter(train()))
-        cut = len(text) - round(len(text) * fraction)
-        return {"train": lambda: [text[:cut]] if cut else [], "val": lambda: [text[cut:]] if text[cut:] else []}
+        length = sum(map(len, parts(text)))
+        cut = length - round(length * fraction)
+        slices = {"train": _Slice(text, 0, cut), "val": _Slice(text, cut, length)}
+        return {name: lambda s=s: [s] if s.start < s.stop else [] for name, s in slices.items()}
 
     def in_validation(document):
-        return int.from_bytes(sha256(document.encode()).digest()[:8], "big") < fraction * 2**64
+        digest = sha256()
+        for part in parts(document):
+            digest.update(part.encode())
+        return int.from_bytes(digest.digest()[:8], "big") < fraction * 2**64
 
     return {
         "train": lambda: (document for document in train() if not in_validation(document)),
@@ -129,7 +155,7 @@ def _write_tokens(path, config, tokenizer, documents):
     def counted():
         for document in documents:
             size["documents"] += 1
-            size["bytes"] += len(document.encode())
+            size["bytes"] += _bytes(document)
             yield document
 
     def write_header(file):  # numpy leaves room in it for the length to grow

@@ -1,31 +1,38 @@
 """Where text comes from, as streams of documents: the standard library, local files, Hugging Face data sets.
 
-A stream is a function that starts it afresh, because text is read up to three times: to hash it, to train the
-tokenizer and to encode it. Documents, none of them empty, are never all in memory.
+A stream is a function that starts it afresh, because text is read several times: to hash it, to train the tokenizer
+and to encode it. Documents, none of them empty, are never all in memory, and a long text file is not either.
 """
 
 import ast
+import codecs
 import csv
 import glob
+import gzip
 import inspect
+import io
 import json
 import os
 import re
 import sysconfig
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
 from base import FrozenConfig, InputError
 from data import synthetic
-from data.tokenizer import TokenizerConfig
+from data.tokenizer import Document, TokenizerConfig
 
 _SUFFIXES = (".txt", ".json", ".jsonl", ".csv", ".parquet")
+_PART_BYTES = 2**24  # of a text file in memory at once
 _VALIDATION = ("validation", "valid", "val", "dev")
 _NOT_THE_LIBRARY = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages", "__pycache__"}
 
@@ -35,13 +42,16 @@ class DataConfig(FrozenConfig):
     """python_docs, python_source, a txt, json, jsonl, csv or parquet file, a folder or glob of such files, a folder
     written by datasets' save_to_disk, the name of a Hugging Face data set, or synthetic/copy, reverse, k-back,
     induction, recall or addition. Among several files with a train.* (or train-00000-of-00002.*), those called
-    validation, valid, val or dev are for validation, and test is left out."""
+    validation, valid, val or dev are for validation, and test is left out. All but parquet may be compressed by gzip,
+    as in txt.gz."""
     subset: str | None = None
     """Configuration of a Hugging Face data set, where it has several."""
     split: str = "train"
     """Split of a Hugging Face data set to train on."""
     text_column: str = "text"
     """Column that holds the text, in all but text files."""
+    errors: Literal["strict", "replace"] = "strict"
+    """What to do with bytes in local files that are not UTF-8: refuse the file, or read U+FFFD in their place."""
     val_fraction: float = Field(0.1, gt=0, lt=1)
     """Share of the text kept for validation, where the source has no validation split of its own."""
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -50,7 +60,34 @@ class DataConfig(FrozenConfig):
     """Folder for tokenized text."""
 
 
-def open_source(config: DataConfig) -> dict[str, Callable[[], Iterator[str]]]:
+class TextFile:
+    """A document too long to hold: iterating over it reads the file anew, in parts."""
+
+    def __init__(self, path: Path, errors: str):
+        self.path, self.errors = path, errors
+
+    def __iter__(self) -> Iterator[str]:
+        """The text without its byte-order mark; InputError names the file, and the first byte that is not UTF-8."""
+        decoder, start = codecs.getincrementaldecoder("utf-8")(self.errors), 0
+        try:
+            with _open(self.path) as file:
+                while True:
+                    block = file.read(_PART_BYTES)
+                    held = len(decoder.getstate()[0])  # bytes of a character that the last part ended within
+                    part = decoder.decode(block, final=not block)
+                    yield from filter(None, [part if start else part.removeprefix("\ufeff")])
+                    start += len(block)
+                    if not block:
+                        return
+        except UnicodeDecodeError as error:
+            where = start - held + error.start
+            reason = f"not UTF-8 at byte {where}: {error.reason}; data.errors=replace reads U+FFFD there"
+            raise InputError(f"{self.path}: {reason}") from None
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"{self.path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def open_source(config: DataConfig) -> dict[str, Callable[[], Iterator[Document]]]:
     """The document streams of a source, by name: a function for "train", and maybe one for "validation"."""
     source = config.source
     path = Path(source).expanduser()
@@ -66,24 +103,37 @@ def open_source(config: DataConfig) -> dict[str, Callable[[], Iterator[str]]]:
         inside = (file for file in path.rglob("*") if not re.search(r"(^|/)\.", file.relative_to(path).as_posix()))
         return _files(config, inside)
     if path.is_file():
-        if path.suffix.lower() not in _SUFFIXES:
+        if _suffix(path) not in _SUFFIXES:
             raise InputError(f"data.source {source!r}: not one of {', '.join(_SUFFIXES)}")
         return _files(config, [path])
     if re.search(r"[*?[]", source):
         return _files(config, map(Path, glob.glob(str(path), recursive=True)))
     if source.startswith(synthetic.PREFIX):
         raise InputError(f"data.source {source!r}: known are {', '.join(map(synthetic.source_of, synthetic.TASKS))}")
-    local = path.suffix.lower() in _SUFFIXES or source[:1] in "./~" or source.count("/") > 1
+    local = _suffix(path) in _SUFFIXES or source[:1] in "./~" or source.count("/") > 1
     if local or ("/" in source and path.parent.is_dir()):
         raise InputError(f"data.source {source!r}: no such file or folder")
     return _hub_dataset(config)
 
 
+def _unpacked(path):
+    return path.with_suffix("") if path.suffix.lower() == ".gz" else path
+
+
+def _suffix(path):
+    return _unpacked(path).suffix.lower()
+
+
+def _open(path):
+    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
 def _files(config, paths):
-    paths = sorted(path for path in paths if path.suffix.lower() in _SUFFIXES and path.is_file())
+    paths = sorted(path for path in paths if _suffix(path) in _SUFFIXES and path.is_file())
     if not paths:
         raise InputError(f"data.source {config.source!r}: no file there ends in {', '.join(_SUFFIXES)}")
-    part = {path: re.sub(r"([-_.]?\d+(-of-\d+)?)?$", "", path.stem.lower()) for path in paths}  # train-00000-of-00002
+    number = re.compile(r"([-_.]?\d+(-of-\d+)?)?$")  # as in train-00000-of-00002
+    part = {path: number.sub("", _unpacked(path).stem.lower()) for path in paths}
     if "train" not in part.values():
         return {"train": partial(_read_files, config, paths)}
     validation = [path for path in paths if part[path] in _VALIDATION]
@@ -94,36 +144,32 @@ def _files(config, paths):
 
 def _read_files(config, paths):
     for path in paths:
-        if path.suffix.lower() == ".txt":
-            yield from filter(None, [_read_text(path)])
+        if _suffix(path) == ".txt":
+            text = TextFile(path, config.errors)
+            start = list(islice(text, 2))
+            yield from [text] if len(start) > 1 else start
         elif path.stat().st_size:
             yield from _read_table(config, path)
-
-
-def _read_text(path):
-    try:
-        return path.read_bytes().decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}: {error.reason}") from None
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
 
 
 def _read_table(config, path):
     # Not through datasets: for a local file it calls the hub, takes the name for a pattern, reads "NA" in a csv as
     # missing, and cuts a column's type from its first rows.
-    read = {".csv": _csv_column, ".parquet": _parquet_column}.get(path.suffix.lower(), _json_column)
+    read = {".csv": _csv_column, ".parquet": _parquet_column}.get(_suffix(path), _json_column)
     try:
         yield from _texts(config, path, read(config, path))
     except InputError:
         raise
-    except (OSError, ValueError, csv.Error) as error:  # pyarrow's errors are these
+    except UnicodeDecodeError:  # which knows the place in a block, not in the file
+        for _ in TextFile(path, "strict"):
+            pass
+    except (OSError, ValueError, EOFError, RecursionError, csv.Error, zlib.error) as error:  # pyarrow's too
         raise InputError(f"{path}: {error}") from None
 
 
 def _csv_column(config, path):
     csv.field_size_limit(2**31 - 1)  # 128 kB otherwise, less than many a document
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with io.TextIOWrapper(_open(path), encoding="utf-8-sig", errors=config.errors, newline="") as file:
         rows = csv.DictReader(file, strict=True)
         _check_column(config, path, rows.fieldnames or ())
         yield from (row[config.text_column] for row in rows)
@@ -140,7 +186,7 @@ def _parquet_column(config, path):
 
 def _json_column(config, path):
     columns = {}  # rows may differ in what they have
-    for row in _json_rows(path):
+    for row in _json_rows(config, path):
         if not isinstance(row, dict):
             raise InputError(f"{path}: {ascii(row)[:40]} is not a JSON object")
         columns.update(row)
@@ -148,17 +194,17 @@ def _json_column(config, path):
     _check_column(config, path, columns)
 
 
-def _json_rows(path):
-    with path.open("rb") as file:
+def _json_rows(config, path):
+    with _open(path) as file:
         is_list = file.read(100).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
         file.seek(0)
         if is_list:
-            yield from json.load(file)
+            yield from json.loads(file.read().decode("utf-8-sig", config.errors))
             return
         for number, line in enumerate(file, 1):
             try:
-                row = json.loads(line) if line.strip() else {}
-            except ValueError as error:
+                row = json.loads(line.decode("utf-8-sig", config.errors)) if line.strip() else {}
+            except (ValueError, RecursionError) as error:
                 raise InputError(f"{path}, line {number}: {error}") from None
             yield row
 
@@ -171,7 +217,8 @@ def _check_column(config, name, columns):
 def _texts(config, name, values):
     for text in values:
         if not isinstance(text, str | None):
-            raise InputError(f"data.text_column {config.text_column!r}: {name} has {text!r} in it, which is not text")
+            shown = f"{text!r:.60}"
+            raise InputError(f"data.text_column {config.text_column!r}: {name} has {shown} in it, which is not text")
         if text:
             yield text
 

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
@@ -16,9 +15,13 @@ END_OF_TEXT = "<|endoftext|>"
 
 _BPE_TRAINING_CHARACTERS = 20_000_000  # more text changes few merges and costs 0.2 s per million
 _PIECE_CHARACTERS = 10_000
+_LONGEST_PIECE = 100_000  # a longer word is cut: its memory and, for training, its time would have no bound
+_BATCH_CHARACTERS = 640_000
 # The pre-tokenizer's words never reach from a non-space into a space, nor from a letter or digit into punctuation,
 # and no lookahead of an earlier word gets this far: cutting here leaves every token as it was.
-_BPE_BOUNDARY = re.compile(r"\S(?=[ \n])|[A-Za-z0-9](?=[!-/:-@\[-`{-~])")
+_BPE_BOUNDARY = re.compile(r"\S(?=[ \n])|[A-Za-z0-9一-鿿ぁ-ゖァ-ヺ가-힣](?=[!-/:-@\[-`{-~、。，！？；：])")
+
+Document = str | Iterable[str]  # whole, or, where it is long, in parts that can be iterated over again and again
 
 
 class TokenizerConfig(FrozenConfig):
@@ -28,7 +31,12 @@ class TokenizerConfig(FrozenConfig):
     """Tokens a bpe tokenizer may have, the 256 bytes and end-of-text included; byte and char have their own."""
 
 
-def train_tokenizer(config: TokenizerConfig, documents: Iterable[str]) -> Tokenizer:
+def parts(document: Document) -> Iterable[str]:
+    """The text of a document, in one part or several."""
+    return (document,) if isinstance(document, str) else document
+
+
+def train_tokenizer(config: TokenizerConfig, documents: Iterable[Document]) -> Tokenizer:
     """Makes the tokenizer; the same documents give the same one.
 
     byte ignores the documents, char takes every character in them, bpe learns from the first 20 million characters.
@@ -41,6 +49,8 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     """Reads folder/tokenizer.json, ours or another Hugging Face model's. InputError: missing or broken."""
     path = Path(folder) / "tokenizer.json"
     try:
+        if not path.is_file():  # a pipe would never answer
+            raise OSError("no such file")
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises nothing narrower
         raise InputError(f"{path}: not a readable tokenizer.json: {error}") from None
@@ -61,15 +71,15 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
         raise InputError(f"the tokenizer has no token for {', '.join(map(ascii, unknown[:5]))}") from None
 
 
-def token_chunks(tokenizer: Tokenizer, config: TokenizerConfig, documents: Iterable[str]) -> Iterator[list[int]]:
+def token_chunks(tokenizer: Tokenizer, config: TokenizerConfig, documents: Iterable[Document]) -> Iterator[list[int]]:
     """Token ids of all documents in order, each preceded by end-of-text, as lists of some 100,000 ids.
 
-    Documents are cut where no token reaches across, so the ids are those of whole documents. Only a bpe document
-    without any space, newline or punctuation is encoded in one piece, however long.
+    Documents are cut where no token reaches across, so the ids are those of whole documents. Only in bpe, and only
+    where 100,000 characters have no space, newline or punctuation, a token may end that would have gone on.
     """
     end_of_text = tokenizer.token_to_id(END_OF_TEXT)
     pieces = ((n == 0, piece) for document in documents for n, piece in enumerate(_pieces(config, document)))
-    while batch := list(islice(pieces, 64)):
+    for batch in _batches(pieces):
         encodings = tokenizer.encode_batch_fast([piece for _, piece in batch])
         ids = []
         for (is_first, _), encoding in zip(batch, encodings):
@@ -111,8 +121,11 @@ def _byte(config, documents):
 
 
 def _char(config, documents):
-    characters = sorted(set(chain.from_iterable(documents)))
-    tokenizer = Tokenizer(models.WordLevel({character: n for n, character in enumerate(characters)}))
+    characters = set()
+    for document in documents:
+        for part in parts(document):
+            characters.update(part)
+    tokenizer = Tokenizer(models.WordLevel({character: n for n, character in enumerate(sorted(characters))}))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([END_OF_TEXT])
@@ -142,13 +155,34 @@ def _first(texts, characters):
             return
 
 
-def _pieces(config, text):
-    start = 0
-    while len(text) - start > _PIECE_CHARACTERS:
-        end = start + _PIECE_CHARACTERS
-        if config.kind == "bpe":
-            match = _BPE_BOUNDARY.search(text, end)
-            end = match.end() if match else len(text)
-        yield text[start:end]
-        start = end
-    yield text[start:]
+def _pieces(config, document):
+    text = ""
+    for part in parts(document):
+        text, start = text + part, 0
+        while end := _end_of_piece(config, text, start):
+            yield text[start:end]
+            start = end
+        text = text[start:]
+    yield text
+
+
+def _end_of_piece(config, text, start):
+    """Where the piece that begins at start ends; 0 where the text, as far as it is known, ends first."""
+    end, longest = start + _PIECE_CHARACTERS, start + _LONGEST_PIECE
+    if len(text) <= end:
+        return 0
+    if config.kind != "bpe":
+        return end
+    match = _BPE_BOUNDARY.search(text, end, longest)
+    return match.end() if match else longest if len(text) > longest else 0
+
+
+def _batches(pieces):
+    batch, characters = [], 0
+    for is_first, piece in pieces:
+        batch.append((is_first, piece))
+        characters += len(piece) + 1
+        if characters > _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    yield batch

@@ -90,7 +90,7 @@ class LayeredConfig(PositionConfig):
         return layer in self.every if isinstance(self.every, tuple) else (layer + 1) % self.every == 0
 
     def check(self, model):
-        if not any(map(self.acts_in, range(model.num_hidden_layers))):
+        if (min(self.every) if isinstance(self.every, tuple) else self.every - 1) >= model.num_hidden_layers:
             raise ValueError(f"position.every {self.every} names none of the {model.num_hidden_layers} layers")
         if isinstance(self.every, tuple) and max(self.every) >= model.num_hidden_layers:
             raise ValueError(f"position.every {list(self.every)} goes past layer {model.num_hidden_layers - 1}")

@@ -15,6 +15,12 @@ def pick_device(name: str = "auto") -> torch.device:
     return torch.device(present[0] if name == "auto" else name)
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch raised this because a device has no more memory; only CUDA has a class for it."""
+    text = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text
+
+
 def autocast(dtype: str, device: torch.device):
     """The context for forward passes in float32, bfloat16 or auto: bfloat16 on a GPU that has it.
 

@@ -5,8 +5,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from base import InputError
 from model.cache import Cache
 from model.transformer import Transformer
+
+MAX_SCORES = 2**24  # of queries with keys, per head, while a prompt is read: bounds the memory, however long it is
 
 
 def probabilities(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
@@ -43,6 +46,13 @@ def sample_token(
     return torch.multinomial(probabilities(logits, temperature, top_k, top_p), 1, generator=generator).squeeze(-1)
 
 
+def prefill(model: Transformer, input_ids: Tensor, cache: Cache) -> Tensor:
+    """(1, V) logits of what follows the prompt (T,), which is read in parts that fit into bounded memory."""
+    for part in input_ids.split(max(1, MAX_SCORES // len(input_ids))):
+        logits = model(part[None], cache, logits_to_keep=1)[:, -1]
+    return logits
+
+
 @torch.inference_mode()
 def generate(
     model: Transformer,
@@ -62,14 +72,17 @@ def generate(
     The prompt is read once for all samples. A row that has drawn one of stop_ids goes on with the first of them; the
     end comes when all rows have, or after max_new_tokens.
     vocab_size: ids from there on, which pad the output layer, are never drawn.
+    InputError where the model's logits are not finite.
     """
     generator = torch.Generator(input_ids.device).manual_seed(seed)
     cache = Cache()
-    logits = model(input_ids[None], cache, logits_to_keep=1)[:, -1].expand(num_samples, -1)
+    logits = prefill(model, input_ids, cache).expand(num_samples, -1)
     cache.repeat(num_samples)
     stops = torch.tensor(stop_ids, dtype=torch.long, device=input_ids.device)
     done = torch.zeros(num_samples, dtype=torch.bool, device=input_ids.device)
     for made in range(1, max_new_tokens + 1):
+        if not torch.isfinite(logits).all():
+            raise InputError("the model's logits are not finite: its weights are damaged, or its training went astray")
         ids = sample_token(logits[:, :vocab_size], temperature, top_k, top_p, generator)
         if stop_ids:
             ids = torch.where(done, stops[0], ids)

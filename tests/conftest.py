@@ -40,6 +40,21 @@ class Nearness(Position):
         return -self.slopes[:, None, None] * distances.unsqueeze(-3)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--kills", type=int, default=4, help="moments at which a training run is killed")
+    parser.addoption("--fuzz", type=int, default=40, help="tampered files of each kind, and configs, that are tried")
+
+
+@pytest.fixture
+def kills(request) -> int:
+    return request.config.getoption("--kills")
+
+
+@pytest.fixture
+def fuzz(request) -> int:
+    return request.config.getoption("--fuzz")
+
+
 THROWAWAY = {"throwaway_embedding": AddedWave, "throwaway_rotation": OneSpeed, "throwaway_bias": Nearness}
 
 

@@ -14,6 +14,7 @@ from base import InputError
 from data.tokenizer import TokenizerConfig, tokenizer_files, train_tokenizer
 from model.checkpoint import find_checkpoint, load_checkpoint, load_trainer, save_checkpoint
 
+FILES = ["SHA256SUMS", "config.json", "model.safetensors"]
 HEADS = [(4, 4), (4, 2), (4, 1)]  # query heads, key and value heads
 
 
@@ -275,7 +276,7 @@ def names(folder):
 def test_saving_twice_keeps_the_second_and_leaves_nothing_beside(saved, tiny_model):
     model = tiny_model("none", torch.float32, seed=4)
     save_checkpoint(saved, model, {})
-    assert names(saved.parent) == ["checkpoint"] and names(saved) == ["config.json", "model.safetensors"]
+    assert names(saved.parent) == ["checkpoint"] and names(saved) == FILES
     assert torch.equal(load_checkpoint(saved).norm.weight, model.norm.weight)
 
 
@@ -293,7 +294,7 @@ def test_a_kill_during_a_save_leaves_no_checkpoint_or_the_old_one(call, tiny_mod
             save_checkpoint(folder, model, {"old.txt": ""})
     assert not folder.exists() and names(tmp_path) == [".c.partial"]
     save_checkpoint(folder, model, {})
-    assert names(tmp_path) == ["c"] and names(folder) == ["config.json", "model.safetensors"]
+    assert names(tmp_path) == ["c"] and names(folder) == FILES
 
     with monkeypatch.context() as patch:
         patch.setattr(f"model.checkpoint.{call}", kill)
@@ -311,4 +312,4 @@ def test_others_may_read_the_files_as_the_umask_says(umask, mode, tiny_model, tm
     finally:
         os.umask(before)
     files = [path for path in (tmp_path / "c").iterdir()]
-    assert len(files) == 4 and {stat.S_IMODE(path.stat().st_mode) for path in files} == {mode}
+    assert len(files) == 5 and {stat.S_IMODE(path.stat().st_mode) for path in files} == {mode}

@@ -113,11 +113,80 @@ def test_a_run_cannot_leave_runs_dir(load, name):
         (b"seed: 1\nname: \xff", "not UTF-8 at byte 14"),
         (b"a: [1", "not YAML"),
         (b"a: 2024-13-01", "not YAML"),
+        (b"train: !!bool maybe", "not YAML: a value is not what its tag says"),
+        (b"train: !!python/object/apply:os.getcwd []", "not YAML: .*python/object"),
+        (b"seed: 1\ntrain: {}\nseed: 2", "key 'seed' is given twice.*line 3"),
+        (b"train: {steps: 5, 'steps': 6}", "key 'steps' is given twice.*line 1"),
+        (b'runs_dir: "a\\0b"', "character that is not allowed.*line 1"),
+        (b'data: {source: "\\ud800"}', "character that is not allowed.*line 1"),
+        (b"[" * 100_000, "nested too deep"),
+        (b"#" * 1_000_001, "larger than 1,000,000 bytes"),
     ],
 )
 def test_a_file_that_holds_no_config_is_named(load, text, expected):
     with pytest.raises(InputError, match=f"some.yaml: .*{expected}"):
         load(text)
+
+
+def bomb(line, first):
+    """Each line stands for all of the line before, twice: thirty lines, and a billion values."""
+    lines = [f"k0: &k0 {first}", *(f"k{n}: &k{n} " + line.format(f"*k{n - 1}") for n in range(1, 30))]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [bomb("[{0}, {0}]", "[x, x]"), bomb("{{a: {0}, b: {0}}}", "{a: x}"), bomb("{{<<: [{0}, {0}]}}", "{a: x}"),
+     "wandb: {tags: &a [*a]}", "train: &a {steps: *a}"],
+)  # fmt: skip
+def test_a_yaml_bomb_is_not_set_off(load, text):
+    """Nor is a list that holds itself followed to its end."""
+    with pytest.raises(InputError, match="some.yaml: .*aliases stand for .* values"):
+        load(text)
+
+
+def test_aliases_and_merge_keys_work(load):
+    config = load("train: &t {steps: 5, warmup_steps: 1}\nwandb: {tags: [&x a, *x]}\ndata: {}", "train.warmup_steps=2")
+    assert (config.train.steps, config.train.warmup_steps, config.wandb.tags) == (5, 2, ("a", "a"))
+    merged = load("model: {position: &p {base: 500}}\ntrain: {<<: {steps: 5, warmup_steps: 1}, steps: 7}").train
+    assert (merged.steps, merged.warmup_steps) == (7, 1), "what stands in the mapping itself goes before what is merged"
+
+
+@pytest.mark.parametrize("value", [".nan", "1e999", "1.0e+999", "-.inf", ".NaN"])
+@pytest.mark.parametrize(
+    "key", ["train.learning_rate", "train.steps", "seed", "train.betas", "model.position.base", "data.val_fraction"]
+)
+def test_numbers_that_are_none_are_refused_by_name(load, key, value):
+    *parents, last = key.split(".")
+    text = f"{last}: {value}"
+    for parent in reversed(parents):
+        text = f"{parent}: {{{text}}}"
+    named = key.replace(".position.", "(.position)?.*")  # the error of an option names its scheme's mapping
+    for arguments in ((text,), ("{}", f"{key}={value}")):
+        with pytest.raises(InputError, match=f"some.yaml: {named}"):
+            load(*arguments)
+
+
+@pytest.mark.parametrize("key", ["train", "data", "model", "wandb", "data.tokenizer"])
+def test_a_list_where_a_mapping_is_due_is_refused_by_name(load, key):
+    text = f"{key}: [1]" if "." not in key else "data: {tokenizer: [1]}"
+    with pytest.raises(InputError, match=f"some.yaml: {key}: .*dictionary"):
+        load(text)
+    with pytest.raises(InputError, match=f"{key}.x: {key.split('.')[-1]} is .*1.*not a mapping"):
+        load(text, f"{key}.x=1")
+
+
+def test_a_long_value_is_cut_in_the_message(load):
+    for text in (f"seed: {'x' * 5000}", f"{'k' * 5000}: 1", f"train: {{steps: {'x' * 5000}}}", f"name: {'n' * 101}"):
+        with pytest.raises(InputError) as caught:
+            load(text)
+        assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("every", [10**12 + 1, [10**12]])
+def test_absurd_numbers_of_layers_are_not_counted_through(load, every):
+    with pytest.raises(InputError, match="position.every"):
+        load("{}", f"model={{num_hidden_layers: {10**12}, position: {{scheme: rope, every: {every}}}}}")
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path):

@@ -1,5 +1,6 @@
 import argparse
 import csv
+import gzip
 import hashlib
 import inspect
 import json
@@ -7,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tracemalloc
 
 import datasets
 import numpy
@@ -296,7 +298,7 @@ def test_an_unknown_column_names_those_there_are(suffix, load, tmp_path):
         ("a.jsonl", b'{"text": "x"}\n{"text": "\xe9 "}\n', "a.jsonl, line 2: .*0xe9"),
         ("a.jsonl", b"5\n", "a.jsonl: 5 is not a JSON object"),
         ("a.jsonl", b'{"text": "cut emoji \\ud83d"}', "a.jsonl': half a surrogate pair after 'cut emoji .ud83d'"),
-        ("a.csv", b"text\n\xe9\n", "a.csv: .*0xe9"),
+        ("a.csv", b"text\n\xe9\n", "a.csv: not UTF-8 at byte 5: .*data.errors=replace"),
         ("a.csv", b'text\n"never closed\n', "a.csv: "),
         ("a.parquet", b"PAR1 cut off", "a.parquet: "),
     ],
@@ -356,6 +358,132 @@ def test_a_text_file_in_another_encoding_names_the_byte(mark, load, tmp_path):
     (tmp_path / "latin.txt").write_bytes(mark + "né".encode("latin-1") + b" text")
     with pytest.raises(InputError, match=f"latin.txt: not UTF-8 at byte {len(mark) + 1}"):
         load(tmp_path / "latin.txt")
+
+
+# Texts that come in parts, and awkward ones
+
+
+@pytest.mark.parametrize("kind", ("byte", "char", "bpe"))
+@pytest.mark.parametrize("size", (3, 4, 5, 64, 2**20))
+def test_a_file_read_in_parts_is_the_same_corpus_as_one_read_whole(kind, size, load, tmp_path, monkeypatch):
+    """Parts that end within a character, and a split between training and validation within a part."""
+    text = "naïve 北京 😀👩‍👩‍👧 words\r\n" * 40
+    (tmp_path / "one.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    whole = load(tmp_path / "one.txt", kind, cache_dir=str(tmp_path / "whole"))
+    monkeypatch.setattr(sources, "_PART_BYTES", size)
+    in_parts = load(tmp_path / "one.txt", kind)
+    cut = len(text) - len(text) // 10
+    assert documents(in_parts, "train") + documents(in_parts, "val") == [text[:cut], text[cut:]]
+    assert all(getattr(in_parts, fact) == getattr(whole, fact) for fact in ("hash", "train_bytes", "val_bytes"))
+    assert numpy.array_equal(in_parts.train, whole.train) and numpy.array_equal(in_parts.val, whole.val)
+
+
+def test_several_files_read_in_parts_go_where_they_would_go_whole(load, tmp_path, monkeypatch):
+    for n, text in enumerate(TEXTS[:20]):
+        (tmp_path / f"{n:02}.txt").write_text(text)
+    monkeypatch.setattr(sources, "_PART_BYTES", 7)
+    assert documents(load(tmp_path / "*.txt", val_fraction=0.3), "val") == [
+        text for text in TEXTS[:20] if fraction(text) < 0.3
+    ]
+
+
+def test_the_byte_that_is_not_utf8_is_counted_over_all_parts(load, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "_PART_BYTES", 4)
+    places = {b"abcdefg\xe9hij": 7, "aé".encode() * 5 + b"\xe9": 15, b"ab\xc3": 2, b"abc\xe5\x8c": 3}
+    for content, place in places.items():
+        (tmp_path / "a.txt").write_bytes(content)
+        with pytest.raises(InputError, match=f"a.txt: not UTF-8 at byte {place}: .*data.errors=replace"):
+            load(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("name", ("a.txt", "a.txt.gz", "a.csv", "a.jsonl", "a.json"))
+def test_bytes_that_are_not_utf8_are_replaced_when_asked(name, load, tmp_path):
+    text = b"caf\xe9 " * 20
+    tables = {"csv": b"text\n%s", "jsonl": b'{"text": "%s"}\n', "json": b'[{"text": "%s"}]'}
+    content = tables.get(name.split(".")[-1], b"%s") % text
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(InputError, match=name):
+        load(tmp_path / name)
+    corpus = load(tmp_path / name, errors="replace")
+    assert documents(corpus, "train") + documents(corpus, "val") == ["caf\ufffd " * 18, "caf\ufffd " * 2]
+
+
+@pytest.mark.parametrize("suffix", (".txt", ".jsonl", ".csv", ".json"))
+def test_compressed_files_are_read_like_others(suffix, load, tmp_path):
+    plain, packed = tmp_path / f"plain{suffix}", tmp_path / f"packed{suffix}.GZ"
+    WRITERS[suffix](plain, [{"text": TEXTS[4]}]) if suffix in WRITERS else plain.write_text(TEXTS[4])
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert load(packed).hash == load(plain).hash
+
+
+@pytest.mark.parametrize("damage", ("cut", "flipped", "none"))
+@pytest.mark.parametrize("suffix", (".txt", ".jsonl"))
+def test_a_compressed_file_that_is_broken_is_named(suffix, damage, load, tmp_path):
+    content = bytearray(gzip.compress(json.dumps({"text": TEXTS[4] * 50}).encode()))
+    content[len(content) // 2] ^= 255
+    content = {"cut": gzip.compress(b'{"text": "abc"}')[:-9], "flipped": content, "none": b"plain text"}[damage]
+    (tmp_path / f"a{suffix}.gz").write_bytes(content)
+    with pytest.raises(InputError, match=f"a{suffix}.gz: ."):
+        load(tmp_path / f"a{suffix}.gz")
+
+
+def test_training_and_validation_files_may_be_compressed(load, tmp_path):
+    for name in ("train-00000-of-00001.txt.gz", "valid.txt.gz", "empty.txt.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(name[:5].encode() if name[0] != "e" else b""))
+    corpus = load(tmp_path)
+    assert (documents(corpus, "train"), documents(corpus, "val")) == (["train"], ["valid"])
+
+
+@pytest.mark.parametrize("kind", ("byte", "char", "bpe"))
+def test_awkward_characters_survive(kind, load, tmp_path):
+    """NUL, Windows line ends, a mark in the middle, every plane, joined and composed characters, odd line ends."""
+    text = "a\x00b\r\nc\rd\ufeffe 北京，你好。👩‍👩‍👧 e\u0301 \u2028\u2029\x85\x0b\x1c \U0010ffff\ufffe " * 30
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    corpus = load(tmp_path / "a.txt", kind)
+    assert "".join(documents(corpus, "train") + documents(corpus, "val")) == text
+
+
+def test_an_empty_file_among_good_ones_is_no_document(load, tmp_path):
+    for n, text in enumerate(["", *TEXTS[:30], ""]):
+        (tmp_path / f"{n:02}.txt").write_text(text)
+    corpus = load(tmp_path, val_fraction=0.3)
+    assert len(documents(corpus, "train")) + len(documents(corpus, "val")) == 30
+
+
+@pytest.mark.parametrize("kind", ("byte", "bpe"))
+def test_one_very_long_line(kind, load, tmp_path, fuzz):
+    """In parts of 16 MB; with --fuzz 200 and more it has 200 MB."""
+    size = 17_000_000 if fuzz < 200 else 200_000_000
+    line = "one line of many words " * (size // 23)
+    (tmp_path / "line.txt").write_text(line)
+    corpus = load(tmp_path / "line.txt", kind)
+    assert corpus.train_bytes + corpus.val_bytes == len(line)
+    assert corpus.tokenizer.decode(corpus.val[1:40].tolist()) in line
+
+
+def test_a_great_many_tiny_documents(load, tmp_path, fuzz):
+    """A hundredth of a million; with --fuzz 200 and more, the million."""
+    count = 10_000 if fuzz < 200 else 1_000_000
+    with (tmp_path / "many.jsonl").open("w") as file:
+        file.writelines(f'{{"text": "document {n}"}}\n' for n in range(count))
+    corpus = load(tmp_path / "many.jsonl")
+    ends = [(part == 256).sum() for part in (corpus.train, corpus.val)]
+    assert sum(ends) == count and 0.08 < ends[1] / count < 0.12
+
+
+@pytest.mark.parametrize("kind", ("byte", "bpe"))
+def test_memory_does_not_grow_with_the_corpus(kind, load, tmp_path, monkeypatch):
+    """Python's share of it, on a small scale; benchmarks/prepare_memory.py measures all of it with 2 GB of text."""
+    monkeypatch.setattr(sources, "_PART_BYTES", 2**16)
+    monkeypatch.setattr(tokenizer_module, "_BATCH_CHARACTERS", 2**14)
+    peaks = []
+    for size in (300_000, 1_500_000):
+        (tmp_path / "a.txt").write_text("some words é\n" * (size // 13))
+        tracemalloc.start()
+        load(tmp_path / "a.txt", kind)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 100_000, peaks
 
 
 def test_folders_and_globs_take_the_same_files_in_order(load, tmp_path, monkeypatch):

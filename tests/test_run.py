@@ -12,16 +12,21 @@ from training.run import RunFolder
 CORPUS = SimpleNamespace(source="text.txt", hash="abc", train=[0] * 7, val=[0] * 3, train_bytes=70, val_bytes=30)
 
 
+def begin(run):
+    with run.locked():
+        run.start(CORPUS)
+
+
 @pytest.fixture
 def started(tmp_path):
     config = run_config(tmp_path)
-    RunFolder(config).start(CORPUS, overwrite=False)
+    begin(RunFolder(config))
     return config
 
 
 def test_config_yaml_loads_as_the_config_of_the_run(tmp_path, scheme):
     config = run_config(tmp_path, f"model.position={scheme}", "model.vocab_size=257", "wandb.tags=[ü]")
-    RunFolder(config).start(CORPUS, overwrite=False)
+    begin(RunFolder(config))
     assert load_config(config.folder / "config.yaml") == config
 
 
@@ -58,7 +63,7 @@ def test_overwriting_leaves_nothing_of_the_old_run(started):
     old = RunFolder(started, overwrite=True)
     old.log({"step": 1})
     old.checkpoint(5).mkdir(parents=True)
-    old.start(CORPUS, overwrite=True)
+    begin(old)
     assert old.metrics() == [] and old.newest_checkpoint() is None
 
 
@@ -68,7 +73,7 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path, override):
     overrides = override.format(file=tmp_path / "file", folder=tmp_path).split()
     config = run_config(tmp_path, *overrides)
     with pytest.raises(InputError, match="file"):
-        RunFolder(config).start(CORPUS, overwrite=False)
+        begin(RunFolder(config))
 
 
 ROPE_KEYS = [f"model.position.{key}" for key in RopeConfig.model_fields if key != "scaling"]  # null, as if missing
@@ -79,7 +84,7 @@ ROPE_KEYS = [f"model.position.{key}" for key in RopeConfig.model_fields if key !
     [
         ("seed=1", ["seed"]),
         ("train.learning_rate=0.02", ["train.learning_rate", "train.min_learning_rate"]),
-        ("train.batch_size=5", ["train.batch_size", "train.micro_batch_size"]),
+        ("train.batch_size=5", ["train.batch_size"]),
         ("model.hidden_size=32", ["model.hidden_size", "model.head_dim"]),
         ("model.position=none", ROPE_KEYS),
         ("model.position={scheme: rope, base: 500}", ["model.position.base"]),
@@ -97,6 +102,7 @@ def test_another_experiment_is_told_by_its_keys(tmp_path, started, override, key
 @pytest.mark.parametrize(
     "override",
     ["data.cache_dir=x", "train.log_every=3", "train.eval_every=3", "train.checkpoint_every=3", "train.compile=true",
+     "train.micro_batch_size=1", "train.keep_checkpoints=3", "train.max_skipped_steps=1",
      "wandb.mode=offline", "wandb.tags=[a]", "train.device=auto"],
 )  # fmt: skip
 def test_how_a_run_is_watched_may_change(tmp_path, started, override):
@@ -134,5 +140,5 @@ def test_the_newest_checkpoint_is_found_by_number_and_only_if_complete(started):
         (run.checkpoint(step) / "config.json").touch()
     (run.checkpoint(2_000_000).parent / ".step_2000000.partial").mkdir()
     assert run.newest_checkpoint() == run.checkpoint(1_000_000)
-    run.keep_only(run.checkpoint(1_000_000))
+    run.prune()
     assert [path.name for path in run.checkpoint(1).parent.iterdir()] == ["step_1000000"]

@@ -159,13 +159,18 @@ def test_training_is_deterministic():
 def test_chunks_give_the_tokens_of_whole_documents(kind, size, monkeypatch):
     """A cut inside a word, or before the wrong space of several, would change tokens."""
     monkeypatch.setattr(module, "_PIECE_CHARACTERS", size)
+    monkeypatch.setattr(module, "_BATCH_CHARACTERS", 100)
     tokenizer = trained(kind)
     end = [tokenizer.token_to_id(END_OF_TEXT)]
     expected = sum((end + tokenizer.encode(text).ids for text in AWKWARD), [])
     chunks = list(token_chunks(tokenizer, TokenizerConfig(kind=kind), AWKWARD))
     assert sum(chunks, []) == expected
-    if size == 1:
-        assert len(chunks) > 1
+    assert len(chunks) > 1
+    in_parts = [[text[i : i + 5] for i in range(0, len(text), 5)] for text in AWKWARD]
+    assert sum(token_chunks(tokenizer, TokenizerConfig(kind=kind), in_parts), []) == expected
+    assert train_tokenizer(TokenizerConfig(kind=kind, vocab_size=400), in_parts + CORPUS).to_str() == (
+        train_tokenizer(TokenizerConfig(kind=kind, vocab_size=400), AWKWARD + CORPUS).to_str()
+    )
 
 
 @pytest.mark.parametrize("space", (" ", "\n"))
@@ -191,10 +196,28 @@ def test_a_long_line_without_spaces_comes_in_bounded_pieces(kind, text):
     assert tokenizer.decode(ids[1:]) == text * 4
 
 
-def test_a_long_word_is_encoded_whole():
-    tokenizer = trained("bpe")
-    ids = sum(token_chunks(tokenizer, TokenizerConfig(), ["abcde" * 20_000]), [])
-    assert tokenizer.decode(ids) == "abcde" * 20_000
+def test_words_of_chinese_japanese_and_korean_end_at_their_punctuation():
+    """Such a text may have no space at all, and must not be encoded in one piece."""
+    split = trained("bpe").pre_tokenizer.pre_tokenize_str
+    letters = [*map(chr, [*range(0x4E00, 0xA000, 13), *range(0x3041, 0x3100), *range(0xAC00, 0xD7A4, 31)])]
+    safe = [letter for letter in letters if module._BPE_BOUNDARY.match(letter + "。")]
+    assert len(safe) > 0.95 * len(letters)
+    for letter in safe:
+        for mark in "、。，！？；：":
+            assert [word for word, _ in split(letter + mark)] == [
+                word for part in (letter, mark) for word, _ in split(part)
+            ], letter + mark
+    pieces = list(module._pieces(TokenizerConfig(), "北京大学，你好。" * 20_000))
+    assert max(map(len, pieces)) < 10_010
+
+
+def test_a_word_without_an_end_is_encoded_in_bounded_pieces():
+    """Of a hundred thousand characters: in one piece, 200 MB of them would take all memory."""
+    tokenizer, text = trained("bpe"), "abcde" * 50_000
+    for document in (text, [text[:99_999], text[99_999:]]):
+        assert [*map(len, module._pieces(TokenizerConfig(), document))] == [100_000, 100_000, 50_000]
+        ids = sum(token_chunks(tokenizer, TokenizerConfig(), [document]), [])
+        assert tokenizer.decode(ids) == text
 
 
 def test_bpe_learns_from_the_first_part_of_a_large_corpus(monkeypatch):

@@ -32,15 +32,14 @@ class Stopped(Exception):
 
 def stop_before_step(monkeypatch, step):
     """The run ends as if killed before it has done this step."""
-    real, rates = optimizer.optimizer_step, []
+    real = optimizer.learning_rate
 
-    def stopping(*arguments):
-        rates.append(arguments[4])
-        if rates[-1] == optimizer.learning_rate(step, arguments[5]):
+    def stopping(at, config):
+        if at == step:
             raise Stopped
-        return real(*arguments)
+        return real(at, config)
 
-    monkeypatch.setattr(optimizer, "optimizer_step", stopping)
+    monkeypatch.setattr(optimizer, "learning_rate", stopping)
 
 
 def interrupted(monkeypatch, config, step, **how):
@@ -50,7 +49,20 @@ def interrupted(monkeypatch, config, step, **how):
 
 
 def trainer_state(run):
-    return torch.load(next(run.glob("checkpoints/step_*/trainer.pt")), weights_only=True)
+    return torch.load(max(run.glob("checkpoints/step_*/trainer.pt")), weights_only=True)
+
+
+def assert_same_bits(one, two):
+    """Weights, optimizer state, step, metrics and a sample of two runs."""
+    assert rows(one.folder) == rows(two.folder)
+    assert weights(one.folder) == weights(two.folder)
+    states = [trainer_state(config.folder) for config in (one, two)]
+    moments = [state.pop("optimizer") for state in states]
+    assert states[0] == states[1] and moments[0]["param_groups"] == moments[1]["param_groups"]
+    assert moments[0]["state"].keys() == moments[1]["state"].keys()
+    for key, values in moments[0]["state"].items():
+        assert all(torch.equal(value, moments[1]["state"][key][name]) for name, value in values.items())
+    assert program.sample(one, 12) == program.sample(two, 12)
 
 
 def initial_model(config):
@@ -64,10 +76,9 @@ def test_a_run_folder_holds_what_it_should(tmp_path):
     run = tmp_path / "runs" / "tiny"
     names = {path.relative_to(run).as_posix() for path in run.rglob("*")}
     checkpoint = "checkpoints/step_000006"
-    files = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "trainer.pt"]
-    assert names == {
-        "config.yaml", "corpus.json", "metrics.jsonl", "checkpoints", checkpoint, *(f"{checkpoint}/{f}" for f in files)
-    }  # fmt: skip
+    files = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "trainer.pt", "SHA256SUMS"]
+    own = [".lock", "config.yaml", "corpus.json", "metrics.jsonl", "checkpoints"]
+    assert names == {*own, checkpoint, *(f"{checkpoint}/{file}" for file in files)}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     training, evaluations = [r for r in lines if "train_loss" in r], [r for r in lines if "val_loss" in r]
     keys = ["step", "tokens", "train_loss", "grad_norm", "learning_rate", "tokens_per_second"]
@@ -128,21 +139,67 @@ def test_every_scheme_trains_all_its_parameters_and_its_checkpoint_generates(tmp
     assert capsys.readouterr().out.endswith("\n")
 
 
-@pytest.mark.parametrize("scheme", ["learned_theta", "none"])
-def test_a_run_stopped_twice_ends_as_if_never_stopped(tmp_path, monkeypatch, scheme):
-    """Weights, optimizer and metrics: no batch twice, no row twice, right the second time too."""
-    every = ["train.steps=9", "train.checkpoint_every=3", "train.eval_every=2", f"model.position={scheme}"]
+@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+@pytest.mark.parametrize("micro_batch_size", [4, 3])
+def test_a_run_stopped_three_times_ends_as_if_never_stopped(tmp_path, monkeypatch, scheme, schedule, micro_batch_size):
+    """No batch twice, no row twice, right the second and the third time too."""
+    every = ["train.steps=11", "train.checkpoint_every=3", "train.eval_every=2", f"model.position={scheme}"]
+    every += [f"train.schedule={schedule}", f"train.micro_batch_size={micro_batch_size}", "train.decay_fraction=0.5"]
     whole, stopped = (run_config(tmp_path, f"name={name}", *every) for name in ("whole", "stopped"))
     train(whole)
     interrupted(monkeypatch, stopped, 5)
     interrupted(monkeypatch, stopped, 8, resume=True)
+    interrupted(monkeypatch, stopped, 11, resume=True)
     assert train(stopped, resume=True) == rows(whole.folder)[-1]
-    assert rows(stopped.folder) == rows(whole.folder)
-    assert weights(stopped.folder) == weights(whole.folder)
-    one, two = (trainer_state(config.folder) for config in (whole, stopped))
-    assert one["step"] == two["step"] == 9
-    for key, moments in one["optimizer"]["state"].items():
-        assert all(torch.equal(value, two["optimizer"]["state"][key][name]) for name, value in moments.items())
+    assert_same_bits(stopped, whole)
+    assert trainer_state(stopped.folder)["step"] == 11
+    steps = [row["step"] for row in rows(stopped.folder)]
+    assert steps == sorted([*range(1, 12), *range(2, 11, 2), 11])
+
+
+@pytest.mark.parametrize("stop", range(1, 8))
+def test_a_run_stopped_at_any_step_ends_as_if_never_stopped(tmp_path, monkeypatch, stop):
+    """Also where rows past the last checkpoint, one of them half, were written before the end."""
+    every = ["train.steps=7", "train.checkpoint_every=2", "train.eval_every=3", "train.log_every=2"]
+    whole, stopped = (run_config(tmp_path, f"name={name}", *every) for name in ("whole", "stopped"))
+    train(whole)
+    interrupted(monkeypatch, stopped, stop)
+    with (stopped.folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "tra')
+    train(stopped, resume=True)
+    assert_same_bits(stopped, whole)
+
+
+def test_a_resumed_run_may_be_given_more_steps_twice(tmp_path):
+    """A constant rate, so that the schedule is the same whatever the number of steps: then the bits are too."""
+    flat = ["train.min_learning_rate=0.01", "train.warmup_steps=0"]
+    whole = run_config(tmp_path, "name=whole", "train.steps=9", *flat)
+    train(whole)
+    for steps in (2, 5, 9):
+        longer = run_config(tmp_path, "name=longer", f"train.steps={steps}", *flat)
+        train(longer, resume=steps > 2)
+    assert weights(longer.folder) == weights(whole.folder)
+    assert [row["step"] for row in rows(longer.folder) if "train_loss" in row] == list(range(1, 10))
+
+
+def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path, monkeypatch):
+    """Best among those with an evaluation at their step; on a resume too, which finds what a kill left."""
+    losses = iter([5.0, 3.0, 4.0, 4.0])  # after steps 2, 4, 6 and 7
+    monkeypatch.setattr("training.evaluation.evaluate", lambda *_: next(losses))
+    every = ["train.steps=7", "train.eval_every=2", "train.checkpoint_every=1", "train.keep_checkpoints=2"]
+    config = run_config(tmp_path, *every)
+    train(config)
+    kept = sorted(path.name for path in (config.folder / "checkpoints").iterdir())
+    assert kept == ["step_000004", "step_000006", "step_000007"]
+    (config.folder / "checkpoints" / ".step_000009.partial").mkdir()
+    train(run_config(tmp_path, *every, "train.keep_checkpoints=1"), resume=True)
+    kept = sorted(path.name for path in (config.folder / "checkpoints").iterdir())
+    assert kept == ["step_000004", "step_000007"]
+    assert generate_folder(config.folder) == "step_000007", "a run folder means its newest checkpoint"
+
+
+def generate_folder(run):
+    return checkpoint_module.find_checkpoint(run).name
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path, monkeypatch):
@@ -253,11 +310,143 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_one_line_and_keeps_the_chec
     lines = capsys.readouterr().err.splitlines(keepends=True)
     assert [line for line in lines if "error" in line] == [lines[-1]]
     assert lines[-2].endswith("\n"), "on a line of its own, below the progress bar"
-    assert lines[-1].startswith("error: step 5: ") and "train.learning_rate" in lines[-1]
+    assert lines[-1].startswith("error: step 5: loss nan, ") and "train.learning_rate" in lines[-1]
+    assert lines[-1].endswith("last good checkpoint is " + str(config.folder / "checkpoints" / "step_000004") + "\n")
     assert [path.name for path in (config.folder / "checkpoints").iterdir()] == ["step_000004"]
     assert rows(config.folder)[-1]["step"] == 4
     saved = load_file(config.folder / "checkpoints" / "step_000004" / "model.safetensors")
     assert all(torch.isfinite(tensor).all() for tensor in saved.values())
+
+
+def poison(monkeypatch, config, steps, harm=lambda loss: loss * float("nan")):
+    """Makes the loss of these steps' batches, or its gradient, not finite."""
+    batches, real = Batches(load_corpus(config.data).train, 16, 4, config.seed), optimizer.summed_loss
+    bad = [batches[step - 1][0] for step in steps]
+
+    def poisoned(model, input_ids, targets):
+        loss = real(model, input_ids, targets)
+        return harm(loss) if any(torch.equal(input_ids, each) for each in bad) else loss
+
+    monkeypatch.setattr(optimizer, "summed_loss", poisoned)
+
+
+@pytest.mark.parametrize(
+    "harm", [lambda loss: loss * float("nan"), lambda loss: loss + (loss - loss.detach()).abs().sqrt()]
+)
+def test_a_step_that_is_not_finite_is_left_out_when_the_config_asks(tmp_path, monkeypatch, capsys, harm):
+    """In the second case the loss is finite and its gradient is not."""
+    every = ["train.checkpoint_every=1", "train.keep_checkpoints=9"]
+    config = run_config(tmp_path, *every, "train.max_skipped_steps=1", "train.log_every=5")
+    poison(monkeypatch, config, [4], harm)
+    train(config)
+    assert "warning: step 4: loss" in (err := capsys.readouterr().err) and "left out, 1 of 1" in err
+    states = [torch.load(config.folder / f"checkpoints/step_00000{n}/trainer.pt") for n in (3, 4, 5)]
+    bits = [(config.folder / f"checkpoints/step_00000{n}/model.safetensors").read_bytes() for n in (3, 4, 5)]
+    assert bits[0] == bits[1] != bits[2]
+    assert [state["skipped"] for state in states] == [0, 1, 1]
+    moments = [state["optimizer"]["state"][0] for state in states]
+    assert all(torch.equal(moments[0][name], moments[1][name]) for name in moments[0])
+    skipped = rows(config.folder)[0]
+    assert (skipped["step"], skipped["train_loss"], skipped["grad_norm"]) == (4, None, None)
+    assert [row["step"] for row in rows(config.folder)] == [4, 5, 6, 6]
+
+
+def test_steps_left_out_before_a_resume_count(tmp_path, monkeypatch):
+    config = run_config(tmp_path, "train.checkpoint_every=1", "train.max_skipped_steps=1")
+    poison(monkeypatch, config, [2, 5])
+    interrupted(monkeypatch, config, 4)
+    with pytest.raises(InputError, match=r"^step 5: loss nan.* checkpoint is .*/step_000004$"):
+        train(config, resume=True)
+    train(run_config(tmp_path, "train.checkpoint_every=1", "train.max_skipped_steps=2"), resume=True)
+
+
+def test_a_run_with_skipped_steps_resumes_exactly(tmp_path, monkeypatch):
+    every = ["train.checkpoint_every=2", "train.max_skipped_steps=9"]
+    whole, stopped = (run_config(tmp_path, f"name={name}", *every) for name in ("whole", "stopped"))
+    poison(monkeypatch, whole, [2, 3, 5])
+    train(whole)
+    interrupted(monkeypatch, stopped, 4)
+    train(stopped, resume=True)
+    assert_same_bits(whole, stopped)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), RuntimeError("MPS backend out of "
+              "memory"), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to …")]
+)  # fmt: skip
+def test_the_advice_for_a_full_device_keeps_the_batch_and_can_be_followed(tmp_path, monkeypatch, error):
+    config, real = run_config(tmp_path, "train.batch_size=7", "train.checkpoint_every=2"), optimizer.optimizer_step
+
+    def limited(model, opt, input_ids, targets, rate, settings):
+        if settings.micro_batch_size > 3 and rate == optimizer.learning_rate(4, settings):
+            raise error
+        return real(model, opt, input_ids, targets, rate, settings)
+
+    monkeypatch.setattr(optimizer, "optimizer_step", limited)
+    with pytest.raises(InputError) as caught:
+        train(config)
+    assert str(caught.value) == (
+        "train.micro_batch_size: 7 sequences at once are more than the memory of cpu holds; "
+        "train.micro_batch_size=3 makes the same batch of 7 in 3 parts"
+    )
+    advised = run_config(tmp_path, "train.batch_size=7", "train.checkpoint_every=2", "train.micro_batch_size=3")
+    assert train(advised, resume=True)["step"] == 6
+
+
+def test_a_single_sequence_that_is_too_much_needs_another_model(tmp_path, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(optimizer, "optimizer_step", full)
+    with pytest.raises(InputError, match="^model: a single sequence .* model.max_position_embeddings$"):
+        train(run_config(tmp_path, "train.micro_batch_size=1"))
+
+
+def test_another_error_of_torch_is_not_taken_for_a_full_device(tmp_path, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(optimizer, "optimizer_step", broken)
+    with pytest.raises(RuntimeError, match="a defect"):
+        train(run_config(tmp_path))
+
+
+@pytest.mark.parametrize("size", [10**9, 10**30])
+def test_a_model_that_no_memory_holds_is_one_line(tmp_path, size):
+    config = run_config(tmp_path, f"model={{hidden_size: {size}, num_attention_heads: 1, num_hidden_layers: 1}}")
+    with pytest.raises(InputError, match="^model: a tensor of it does not fit into memory"):
+        train(config)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"step": 4}, {"step": -6}, {"step": "six"}, {"step": float("inf")}, {"optimizer": None}, {"optimizer": {}},
+     {"optimizer": {"state": {}, "param_groups": []}}, {"optimizer": 3}],
+)  # fmt: skip
+def test_a_trainer_s_state_that_is_another_s_is_refused(tmp_path, change):
+    config = run_config(tmp_path)
+    train(config)
+    replace_trainer(config.folder, {**trainer_state(config.folder), **change})
+    with pytest.raises(InputError, match="trainer.pt: not the state of this run"):
+        train(run_config(tmp_path, "train.steps=7"), resume=True)
+
+
+@pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq", "step"])
+@pytest.mark.parametrize("value", [torch.ones(3), "five", None])
+def test_moments_of_another_shape_are_refused(tmp_path, moment, value):
+    config = run_config(tmp_path)
+    train(config)
+    trainer = trainer_state(config.folder)
+    trainer["optimizer"]["state"][1][moment] = value
+    replace_trainer(config.folder, trainer)
+    with pytest.raises(InputError, match="trainer.pt: not the state of this run"):
+        train(run_config(tmp_path, "train.steps=7"), resume=True)
+
+
+def replace_trainer(run, trainer):
+    checkpoint = checkpoint_module.find_checkpoint(run)
+    torch.save(trainer, checkpoint / "trainer.pt")
+    (checkpoint / "SHA256SUMS").unlink()
 
 
 def test_a_compiler_that_fails_is_a_warning(tmp_path, monkeypatch, capsys):

@@ -44,6 +44,24 @@ def build_optimizer(model: Transformer, config: TrainConfig) -> torch.optim.Adam
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
 
 
+def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict) -> None:
+    """Gives the optimizer the moments of a state_dict() it had before; ValueError where that is another model's, or none.
+
+    Whatever else the state says, such as rates, is left as the config has it.
+    """
+    groups = optimizer.state_dict()["param_groups"]
+    try:
+        if [group["params"] for group in state["param_groups"]] != [group["params"] for group in groups]:
+            raise ValueError("the moments of other parameters")
+        optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
+        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+            shapes = {name: moment.shape for name, moment in optimizer.state[parameter].items()}
+            if shapes != {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}:
+                raise ValueError(f"moments of the shapes {list(map(list, shapes.values()))}")
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"no optimizer's state: {type(error).__name__}") from error
+
+
 def optimizer_step(
     model: Transformer,
     optimizer: torch.optim.Optimizer,

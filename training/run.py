@@ -1,19 +1,23 @@
 """A run folder: its config, its metrics, its checkpoints."""
 
 import json
+import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 
-from base import InputError
+from base import InputError, writing
 from configs import Config, load_config
 from data.corpus import Corpus
-from model.checkpoint import find_checkpoint, read_json
+from model.checkpoint import complete_checkpoints, read_json
 
 # How and where a run is made and watched, not what is trained.
 RUNTIME_KEYS = ("name", "runs_dir", "data.cache_dir", "train.device", "train.compile", "train.log_every", "wandb.")
-RUNTIME_KEYS += ("train.eval_every", "train.checkpoint_every")
+RUNTIME_KEYS += ("train.eval_every", "train.checkpoint_every", "train.keep_checkpoints", "train.max_skipped_steps")
+RUNTIME_KEYS += ("train.micro_batch_size",)  # what memory allows: the batch of a step stays the same
 
 
 class RunFolder:
@@ -21,20 +25,23 @@ class RunFolder:
 
     def __init__(self, config: Config, resume: bool = False, overwrite: bool = False):
         """Changes nothing yet. InputError where the folder holds a run and neither flag is given, or the reverse."""
-        self.config, self.path = config, config.folder
+        self.config, self.path, self.resume, self.overwrite = config, config.folder, resume, overwrite
         self.metrics_file = self.path / "metrics.jsonl"
+        self._check()
+
+    def _check(self) -> None:
         for place in (self.path, *self.path.parents):
             if place.exists() and not place.is_dir():
                 raise InputError(f"{place}: is a file, runs_dir and name need a folder there")
-        holds_run = self.exists(config)
-        if resume and not holds_run:
+        holds_run = self.exists(self.config)
+        if self.resume and not holds_run:
             raise InputError(f"{self.path}: holds no run to resume")
-        if holds_run and not (resume or overwrite):
+        if holds_run and not (self.resume or self.overwrite):
             raise InputError(
                 f"{self.path}: already holds a run; --resume continues it, --overwrite replaces it, "
                 "name=… starts another"
             )
-        begun = {"corpus.json", "metrics.jsonl"}  # what a run killed at its very start leaves
+        begun = {".lock", "corpus.json", "metrics.jsonl", ".config.yaml.partial"}  # left by a kill at the very start
         if not holds_run and self.path.exists() and {file.name for file in self.path.iterdir()} - begun:
             raise InputError(f"{self.path}: holds files that are not a run, and is left as it is")
 
@@ -43,14 +50,33 @@ class RunFolder:
         """Whether the config's folder holds a run."""
         return (config.folder / "config.yaml").is_file()
 
-    def start(self, corpus: Corpus, overwrite: bool) -> None:
-        """Makes the folder of a new run, in place of an old one if told so."""
-        if overwrite and self.path.exists():
-            shutil.rmtree(self.path)
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps the folder, made if need be, from other processes. InputError while another that lives has it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"runs_dir: {self.path} cannot be made: {error.strerror}") from None
+        with writing(self.path):
+            file = (self.path / ".lock").open("a")
+        with file:
+            try:
+                _lock(file)
+            except BlockingIOError:
+                raise InputError(f"{self.path}: another process is training there") from None
+            except OSError:  # a file system without locks
+                pass
+            self._check()  # again: that other process may have come and gone
+            yield
+
+    def start(self, corpus: Corpus) -> None:
+        """Fills the folder of a new run, in place of an old one."""
+        # config.yaml last, since it is what marks the folder as a run
+        for old in sorted(self.path.iterdir(), key=lambda path: path.name == "config.yaml"):
+            if old.is_dir():
+                shutil.rmtree(old)
+            elif old.name != ".lock":
+                old.unlink()
         described = {
             "source": corpus.source,
             "hash": corpus.hash,
@@ -59,9 +85,10 @@ class RunFolder:
             "train_bytes": corpus.train_bytes,
             "val_bytes": corpus.val_bytes,
         }
-        (self.path / "corpus.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
-        self.metrics_file.touch()
-        self.write_config()  # last, since it is what marks the folder as a run
+        with writing(self.path):
+            (self.path / "corpus.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
+            self.metrics_file.touch()
+        self.write_config()
 
     def write_config(self) -> None:
         """Writes config.yaml: a new run's, or that of a resumed one, which may have more steps."""
@@ -91,15 +118,18 @@ class RunFolder:
 
     def log(self, row: dict) -> None:
         """Appends a row to metrics.jsonl."""
-        with self.metrics_file.open("a", encoding="utf-8") as file:
+        with writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def metrics(self) -> list[dict]:
         """All complete rows of metrics.jsonl; InputError where they cannot be read."""
         try:
             lines = self.metrics_file.read_text(encoding="utf-8").split("\n")
-            return [json.loads(line) for line in lines[:-1]]  # what follows the last newline was cut off by a crash
-        except (OSError, ValueError) as error:
+            rows = [json.loads(line) for line in lines[:-1]]  # what follows the last newline was cut off by a crash
+            if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
+                raise ValueError("a row without its step")
+            return rows
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{self.metrics_file}: missing or damaged ({error})") from None
 
     def forget_after(self, step: int) -> None:
@@ -113,20 +143,40 @@ class RunFolder:
 
     def newest_checkpoint(self) -> Path | None:
         """The newest complete checkpoint, if there is one."""
-        return find_checkpoint(self.path) if any(self.path.glob("checkpoints/step_*")) else None
+        complete = complete_checkpoints(self.path)
+        return complete[max(complete)] if complete else None
 
-    def keep_only(self, checkpoint: Path) -> None:
-        """Removes the checkpoints that a newer complete one has replaced."""
-        for other in checkpoint.parent.iterdir():
-            if other != checkpoint:
-                shutil.rmtree(other)
+    def prune(self) -> None:
+        """Removes all checkpoints but the newest train.keep_checkpoints and the best by validation loss.
+
+        A checkpoint has the loss of the evaluation at its step; without one it is not the best.
+        """
+        complete = complete_checkpoints(self.path)
+        kept = set(sorted(complete)[-self.config.train.keep_checkpoints :])
+        losses = {row["step"]: row["val_loss"] for row in self.metrics() if "val_loss" in row}
+        losses = {step: loss for step, loss in losses.items() if step in complete and math.isfinite(loss)}
+        kept |= {min(losses, key=losses.get)} if losses else set()
+        for path in (self.path / "checkpoints").glob("*"):
+            if path not in [complete[step] for step in kept]:
+                hidden = path.with_name(f".{path.name}.removed")  # so that a kill leaves no half of a checkpoint
+                path.rename(hidden)
+                shutil.rmtree(hidden)
+
+
+def _lock(file) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such locks
+        return
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone with the process, however it ends
 
 
 def replace_text(file: Path, text: str) -> None:
     """Writes a file so that a kill leaves the old one or the new one, never half of it."""
     beside = file.with_name(f".{file.name}.partial")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(file)
+    with writing(file):
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(file)
 
 
 def flat(mapping: dict, prefix: str = "") -> dict:

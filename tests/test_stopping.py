@@ -1,0 +1,275 @@
+"""What ends a run from outside: signals, kills, a second process, a full disk."""
+
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+import train as program
+from base import InputError
+from data.corpus import load_corpus
+from model.checkpoint import complete_checkpoints, load_checkpoint, load_trainer
+from tiny import call, config_file, rows, run_config, weights
+from train import train
+from training import optimizer
+from training.run import RunFolder
+
+ROOT = Path(__file__).parent.parent
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def assert_same_bits(one, two):
+    assert rows(one) == rows(two)
+    assert weights(one) == weights(two)
+    states = [load_trainer(max(complete_checkpoints(run).items())[1])["optimizer"]["state"] for run in (one, two)]
+    for key, moments in states[0].items():
+        assert all(torch.equal(value, states[1][key][name]) for name, value in moments.items())
+
+
+# Signals
+
+
+@contextmanager
+def signals_in_step(monkeypatch, step, *numbers):
+    """This process gets these signals while it computes a step."""
+    real = optimizer.optimizer_step
+
+    def signalled(*arguments):
+        if arguments[4] == optimizer.learning_rate(step, arguments[5]):
+            for number in numbers:
+                os.kill(os.getpid(), number)
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer, "optimizer_step", signalled)
+        yield
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("step", [1, 4, 6])
+def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, capsys, monkeypatch, number, status, step):
+    """And the line that it ends with makes the run go on, to the same bits."""
+    arguments = ["train.eval_every=2", "train.log_every=3"]
+    whole, stopped = (run_config(tmp_path, f"name={name}", *arguments).folder for name in ("whole", "stopped"))
+    assert call(program, config_file(tmp_path), *arguments, "name=whole") == 0
+    before = signal.getsignal(number)
+    with signals_in_step(monkeypatch, step, number):
+        assert call(program, config_file(tmp_path), *arguments, "name=stopped") == status
+    assert signal.getsignal(number) == before
+    assert names(stopped / "checkpoints") == [f"step_00000{step}"]
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"stopped after step {step} of 6; to go on: python train.py {stopped}/config.yaml --resume"
+    assert call(program, *last.split("train.py ")[1].split()) == 0
+    assert_same_bits(stopped, whole)
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_sigint_after_another_signal_stops_at_once(tmp_path, capsys, monkeypatch, first):
+    with signals_in_step(monkeypatch, 3, first, signal.SIGINT):
+        assert call(program, config_file(tmp_path), "train.checkpoint_every=2") == 130
+    assert capsys.readouterr().err.endswith("interrupted\n")
+    assert names(run_config(tmp_path).folder / "checkpoints") == ["step_000002"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_run_outside_the_main_thread_trains_without_signals(tmp_path):
+    result = []
+    thread = threading.Thread(target=lambda: result.append(train(run_config(tmp_path))))
+    thread.start()
+    thread.join()
+    assert result[0]["step"] == 6
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_process_of_its_own_ends_with_the_status_of_the_signal(tmp_path, number, status):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, ROOT / "train.py", config_file(tmp_path), "train.steps=1000000"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        metrics = run_config(tmp_path).folder / "metrics.jsonl"
+        wait_until(lambda: metrics.exists() and metrics.stat().st_size)
+        process.send_signal(number)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == status
+    assert "stopped after step" in said.splitlines()[-1]
+
+
+def wait_until(happened, seconds=60):
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.001)
+
+
+# Processes: forked from one that has torch loaded, for a start takes two seconds otherwise
+
+
+@pytest.fixture(scope="module")
+def processes():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["test_stopping", "tqdm", "data.batches", "training.tracking"])
+    return context
+
+
+def train_quietly(config, resume):
+    with open(os.devnull, "w") as sys.stderr:
+        torch.set_num_threads(1)
+        train(config, resume=resume)
+
+
+def hold(config, held):
+    with RunFolder(config).locked():
+        held.set()
+        time.sleep(600)
+
+
+def test_a_run_folder_has_one_process_at_a_time_unless_that_one_is_dead(tmp_path, processes):
+    config, held = run_config(tmp_path), processes.Event()
+    first = processes.Process(target=hold, args=(config, held))
+    first.start()
+    assert held.wait(60)
+    with pytest.raises(InputError, match=f"{config.folder}: another process is training there"):
+        train(config)
+    assert names(config.folder) == [".lock"]
+    first.kill()
+    first.join()
+    train(config)
+    with RunFolder(config, resume=True).locked():
+        for how in ({"resume": True}, {"overwrite": True}):
+            before = {path: path.read_bytes() for path in config.folder.rglob("*") if path.is_file()}
+            with pytest.raises(InputError, match="another process"):
+                train(config, **how)
+            assert {path: path.read_bytes() for path in config.folder.rglob("*") if path.is_file()} == before
+    train(config, overwrite=True)
+
+
+def test_a_run_that_another_process_has_made_meanwhile_is_not_overwritten(tmp_path):
+    """Both saw no run; the slower one gets the lock when the faster has finished."""
+    config = run_config(tmp_path)
+    slower = RunFolder(config)
+    train(config)
+    with pytest.raises(InputError, match="already holds a run"), slower.locked():
+        pass
+
+
+def start(processes, config):
+    process = processes.Process(target=train_quietly, args=(config, RunFolder.exists(config)))
+    process.start()
+    return process
+
+
+def is_writing(config):
+    """Whether a checkpoint lies there unfinished."""
+    return any(config.folder.glob("checkpoints/.step_*.partial"))
+
+
+def test_a_run_killed_at_random_moments_ends_with_the_same_bits(tmp_path, processes, kills):
+    """Every third kill waits until a checkpoint is being written. A run that comes to its end is compared and begun anew."""
+    every = ["train.steps=24", "train.checkpoint_every=2", "train.eval_every=5", "train.micro_batch_size=3"]
+    whole = run_config(tmp_path, "name=whole", *every)
+    start(processes, whole).join()
+    begun = time.monotonic()
+    start(processes, run_config(tmp_path, "name=second", *every)).join()
+    duration, rng = time.monotonic() - begun, random.Random(0)
+    killed = while_writing = finished = 0
+    config = run_config(tmp_path, "name=killed0", *every)
+    while killed < kills or not finished:
+        process, aims_at_a_write = start(processes, config), killed % 3 == 2
+        if killed < kills:
+            if aims_at_a_write:
+                wait_until(lambda: is_writing(config) or not process.is_alive())
+                time.sleep(rng.uniform(0, 0.003))
+            else:
+                process.join(rng.uniform(0, duration))
+        else:
+            process.join()
+        if process.is_alive():
+            process.kill()
+            process.join()
+        if process.exitcode == 0:
+            assert_same_bits(config.folder, whole.folder)
+            assert names(config.folder / "checkpoints") == names(whole.folder / "checkpoints")
+            finished += 1
+            config = run_config(tmp_path, f"name=killed{finished}", *every)
+        else:
+            assert process.exitcode == -signal.SIGKILL
+            killed, while_writing = killed + 1, while_writing + is_writing(config)
+            for checkpoint in complete_checkpoints(config.folder).values():
+                load_checkpoint(checkpoint), load_trainer(checkpoint)
+    print(f"{killed} kills, {while_writing} of them during a checkpoint's write, {finished} runs finished")
+    assert while_writing or kills < 6
+
+
+# A full disk
+
+
+@contextmanager
+def files_of_at_most(size):
+    """Writing past it fails, as on a disk that is full; Python has switched off the signal that comes with it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(("part", "missing"), [("weights", "model.safetensors"), ("trainer", "trainer.pt")])
+def test_a_disk_that_fills_up_during_a_checkpoint_leaves_the_one_before(tmp_path, capsys, monkeypatch, part, missing):
+    every = ["train.checkpoint_every=2"]
+    whole, full = (run_config(tmp_path, f"name={name}", *every) for name in ("whole", "full"))
+    train(whole)
+    sizes = {path.name: path.stat().st_size for path in (whole.folder / "checkpoints" / "step_000006").iterdir()}
+    smaller = max(size for name, size in sizes.items() if size < sizes[missing])
+    with signals_in_step(monkeypatch, 3, signal.SIGTERM), pytest.raises(SystemExit):
+        train(full)
+    capsys.readouterr()
+    with files_of_at_most((smaller + sizes[missing]) // 2):
+        assert call(program, config_file(tmp_path), *every, "name=full", "--resume") == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(lines) == 1 and lines[0].startswith(f"error: {full.folder}/checkpoints/step_000004: cannot be written: ")
+    assert "File too large" in lines[0]
+    assert names(full.folder / "checkpoints") == ["step_000003"]
+    load_checkpoint(full.folder / "checkpoints" / "step_000003")
+    train(full, resume=True)
+    assert_same_bits(full.folder, whole.folder)
+
+
+def test_a_disk_that_is_full_for_metrics_is_one_line_and_the_run_goes_on_later(tmp_path, capsys, monkeypatch):
+    whole, full = (run_config(tmp_path, f"name={name}", "train.checkpoint_every=3") for name in ("whole", "full"))
+    train(whole)
+    log = RunFolder.log
+
+    def log_on_a_full_disk(run, row):
+        with files_of_at_most(run.metrics_file.stat().st_size + 20 if row["step"] == 5 else resource.RLIM_INFINITY):
+            log(run, row)
+
+    with monkeypatch.context() as patch, pytest.raises(InputError, match="metrics.jsonl: cannot be written: File too"):
+        patch.setattr(RunFolder, "log", log_on_a_full_disk)
+        train(full)
+    assert not (full.folder / "metrics.jsonl").read_text().endswith("\n"), "half a row"
+    train(full, resume=True)
+    assert_same_bits(full.folder, whole.folder)
+
+
+def test_a_disk_that_is_full_for_the_tokens_is_one_line_and_leaves_nothing(tmp_path, capsys):
+    config = run_config(tmp_path)
+    with files_of_at_most(3000):
+        assert call(program, config_file(tmp_path)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: data.cache_dir '{config.data.cache_dir}' can't be written: ")
+    assert error.count("\n") == 1 and "File too large" in error
+    assert names(tmp_path / "cache") == [] and not config.folder.exists()
+    assert len(load_corpus(config.data).train) == 3420
