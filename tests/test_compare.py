@@ -54,6 +54,16 @@ def test_precedence_base_below_settings_below_variant(tmp_path):
     assert a.folder == tmp_path / "runs" / "cmp" / "a-seed0"
 
 
+def test_a_section_adds_to_the_base_and_does_not_replace_it(tmp_path):
+    """`variants.b.model.position=none` would else silently train b at the default width, beside narrower ones."""
+    changes = {"settings": {"train": {"steps": 4}, "data": {"tokenizer": {"kind": "char"}}}}
+    _, runs = load_comparison(str(comparison_file(tmp_path, **changes)), ["variants.theta.model.position=none"])
+    rope, theta = (runs[variant][0] for variant in ("rope", "theta"))
+    assert (theta.model.position.scheme, theta.model.hidden_size) == ("none", rope.model.hidden_size) == ("none", 16)
+    assert (theta.train.steps, theta.train.batch_size) == (4, 4)
+    assert (theta.data.tokenizer.kind, theta.data.source) == ("char", str(tmp_path / "text.txt"))
+
+
 def test_command_line_overrides_reach_the_comparison_or_all_its_runs(tmp_path):
     path = str(comparison_file(tmp_path))
     comparison, runs = load_comparison(path, ["seeds=[3]", "train.steps=9", "name=other", "variants.theta={}"])
