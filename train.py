@@ -198,7 +198,7 @@ def fit_to_corpus(config: Config, corpus) -> Config:
 
 
 def sample(config: Config, max_new_tokens: int = 128) -> str:
-    """Text that the finished run continues an empty prompt with."""
+    """Text that the finished run continues an empty prompt with, as far as its scheme has positions."""
     import torch
 
     from data.tokenizer import END_OF_TEXT, load_tokenizer
@@ -208,7 +208,8 @@ def sample(config: Config, max_new_tokens: int = 128) -> str:
     folder = find_checkpoint(config.folder)
     model, tokenizer = load_checkpoint(folder), load_tokenizer(folder)
     start = torch.tensor([tokenizer.token_to_id(END_OF_TEXT)])
-    return tokenizer.decode([ids.item() for ids in generate(model, start, max_new_tokens, temperature=0.8)])
+    count = min(max_new_tokens, model.position.max_length or max_new_tokens)
+    return tokenizer.decode([ids.item() for ids in generate(model, start, count, temperature=0.8)])
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from base import InputError
 from comparison.existing import differing, in_bits_per_byte, same_tokens
 from comparison.figures import figures
 from comparison.measure import measure, read_run
@@ -19,7 +20,6 @@ from comparison.results import best_rate, summarize, sweep
 from data.corpus import Corpus
 from data.synthetic import TRAINED_LENGTHS, task_of
 from training.run import RunFolder
-
 
 SAME_START = "All variants of a seed start from the same shared initial weights and see the same batches."
 OTHER_START = (
@@ -99,15 +99,21 @@ def runs_not_in(some: list[dict], others: list[dict]) -> list[dict]:
 
 
 def write(results: dict, folder: Path) -> str:
-    """Writes report.html, report.md, its pictures and results.json, and returns the text of report.md."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes report.html, report.md, its pictures and results.json, and returns the text of report.md.
+
+    InputError where the folder can't be written.
+    """
     pictures = [plot for plot in figures(results) if plot.name in ("loss", "context")]
     text = markdown(results, [(plot.title, f"{plot.name}.svg") for plot in pictures])
     files = {f"{plot.name}.svg": svg_file(plot) for plot in pictures}
     numbers = json.dumps(results, indent=1, allow_nan=False)
     files |= {"report.html": html(results), "report.md": text, "results.json": numbers}
-    for name, content in files.items():
-        (folder / name).write_text(content, encoding="utf-8")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (folder / name).write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{folder}: the report cannot be written there: {error.strerror}") from None
     return text
 
 

@@ -12,6 +12,7 @@ from base import FrozenConfig, InputError
 from configs import Config, Name, Seed, check_config, parse_override, read_yaml, set_dotted
 from model.config import ModelConfig
 
+SECTIONS = ("data", "data.tokenizer", "model", "train", "wandb")  # of a training config
 TRAIN = Path(__file__).parent.parent / "train.py"
 
 
@@ -88,7 +89,7 @@ def base_file(comparison: CompareConfig, path: str) -> Path:
 
 def run_overrides(comparison: CompareConfig, variant: str) -> list[dict[str, Any]]:
     """dotted.key: value of each run of a variant, over the base; InputError where they set what is each run's own."""
-    own, runs = {**comparison.settings, **comparison.variants[variant]}, []
+    own, runs = _dotted(comparison.settings) | _dotted(comparison.variants[variant]), []
     for rate in comparison.learning_rates or [None]:
         swept = {} if rate is None else {"train.learning_rate": rate}
         for seed in comparison.seeds:
@@ -101,6 +102,15 @@ def run_overrides(comparison: CompareConfig, variant: str) -> list[dict[str, Any
                 )
             runs.append({**own, **place})
     return runs
+
+
+def _dotted(values: dict[str, Any]) -> dict[str, Any]:
+    """A mapping of a whole section as dotted keys: it adds to what the base has there, and does not replace it."""
+    found = {}
+    for key, value in values.items():
+        inner = key in SECTIONS and isinstance(value, dict)
+        found |= _dotted({f"{key}.{below}": v for below, v in value.items()}) if inner else {key: value}
+    return found
 
 
 def with_options(model: ModelConfig, options: dict[str, Any]) -> ModelConfig | str:

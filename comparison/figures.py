@@ -86,7 +86,7 @@ def gradient(results: dict) -> Plot:
     """Gradient norm over training tokens."""
     series = [replace(line, band=None) for line in _lines(results, "grad_norm")]
     said, y = "Norm of the gradient before clipping, mean over seeds.", "norm of the gradient (nats per token)"
-    return Plot("gradient", "Gradient norm", "training tokens", y, said, series, log_y=True)
+    return Plot("gradient", "Gradient norm", "training tokens", y, said, series)
 
 
 def attention(results: dict) -> list[Plot]:

@@ -39,7 +39,6 @@ class Plot:
     description: str
     series: list[Series]
     log_x: bool = False
-    log_y: bool = False
     zero: bool = False  # a line at 0
     mark: tuple[float, str] | None = None  # a vertical line and what it means
     ticks: list[str] | None = None  # names of x = 0, 1, 2 …
@@ -98,7 +97,7 @@ def svg_file(plot: Plot) -> str:
 def _draw(plot: Plot) -> str:
     import matplotlib
     from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter, LogFormatter, MaxNLocator, NullLocator
+    from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
     look = {
         "svg.fonttype": "none",  # letters stay text
@@ -142,10 +141,6 @@ def _draw(plot: Plot) -> str:
         else:
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        if plot.log_y:
-            axes.set_yscale("log")
-            for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-                which(LogFormatter(minor_thresholds=(2, 0.5)))
         axes.grid(alpha=0.2, color=INK, linewidth=0.5)
         if len(plot.series) > 1:
             figure.legend(loc="outside lower center", ncols=min(3, len(plot.series)), frameon=False, fontsize=8)

@@ -22,7 +22,7 @@ figcaption, .note, footer { font-size: 0.875rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.25rem 0.6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-thead th { background: var(--soft); vertical-align: bottom; }
+thead th { background: var(--soft); vertical-align: bottom; white-space: normal; min-width: 4.5rem; }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--soft); }
 details { margin: 0.3rem 0; font-size: 0.875rem; }
 summary { cursor: pointer; }
@@ -120,7 +120,7 @@ def _figure(plot: Plot) -> str:
     header, rows = plot.numbers()
     step = 1 if plot.table else -(-len(rows) // MOST_ROWS)
     rows = [[_number(cell) for cell in row] for row in rows[::-1][::step][::-1]]  # the last is always among them
-    thinned = f", every {step}th row" if step > 1 else ""
+    thinned = f", one row in {step}" if step > 1 else ""
     return (
         f"<figure><h3>{escape(plot.title)}</h3>{inline_svg(plot)}<figcaption>{escape(plot.description)}</figcaption>"
         f"<details><summary>The numbers{thinned}</summary>{_cells(plot.title, header, rows)}</details></figure>\n"

@@ -1,5 +1,6 @@
 """The tables of a report, for markdown and HTML alike."""
 
+import json
 from dataclasses import dataclass
 
 from comparison.words import p_value, rows, verdict
@@ -114,7 +115,10 @@ def rates_table(results: dict) -> Table:
 def settings_table(results: dict) -> Table:
     """What sets the variants apart."""
     keys = list(dict.fromkeys(key for own in results["differing"].values() for key in own))
-    body = [[v, *(str(own.get(key, "—")) for key in keys)] for v, own in results["differing"].items()]
+    body = [
+        [variant, *(json.dumps(own[key]).strip('"') if key in own else "—" for key in keys)]
+        for variant, own in results["differing"].items()
+    ]
     return Table("What differs", ["variant", *keys], body, "All config keys in which the variants are not alike.")
 
 

@@ -18,7 +18,8 @@ def sentences(results: dict) -> list[str]:
     others = {variant: row["difference"] for variant, row in summary.items() if variant != baseline}
     verdicts = [verdict(numbers) for numbers in others.values()]
     said = [_headline(others, baseline), _baseline(summary[baseline], baseline, unit)]
-    said += [_difference(variant, numbers, baseline, unit, len(others)) for variant, numbers in others.items()]
+    family = sum(numbers["p"] is not None for numbers in others.values())
+    said += [_difference(variant, numbers, baseline, unit, family) for variant, numbers in others.items()]
     if "within the noise" in verdicts:
         said.append(
             "Within the noise is no evidence of being equal: any difference inside the interval fits these runs."

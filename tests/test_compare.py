@@ -54,6 +54,17 @@ def test_precedence_base_below_settings_below_variant(tmp_path):
     assert a.folder == tmp_path / "runs" / "cmp" / "a-seed0"
 
 
+def test_a_section_adds_to_the_base_and_does_not_replace_it(tmp_path):
+    """`variants.b.model.position=none` would else silently train b at the default width, beside narrower ones."""
+    changes = {"settings": {"train": {"steps": 4}, "data": {"tokenizer": {"vocab_size": 300}}}}
+    _, runs = load_comparison(str(comparison_file(tmp_path, **changes)), ["variants.theta.model.position=none"])
+    rope, theta = (runs[variant][0] for variant in ("rope", "theta"))
+    assert (theta.model.position.scheme, theta.model.hidden_size) == ("none", rope.model.hidden_size) == ("none", 16)
+    assert (theta.train.steps, theta.train.batch_size) == (4, 4)
+    assert (theta.data.tokenizer.kind, theta.data.tokenizer.vocab_size) == ("byte", 300)
+    assert theta.data.source == str(tmp_path / "text.txt")
+
+
 def test_command_line_overrides_reach_the_comparison_or_all_its_runs(tmp_path):
     path = str(comparison_file(tmp_path))
     comparison, runs = load_comparison(path, ["seeds=[3]", "train.steps=9", "name=other", "variants.theta={}"])
@@ -146,6 +157,22 @@ def again(done, tmp_path):
     return folder
 
 
+def test_a_sweep_reports_all_rates_and_uses_the_best(tmp_path):
+    """Also the same models with other options, which only rope's take; and only the best rate's are looked into."""
+    changes = {"learning_rates": [0.01, 1e-05], "seeds": [0]}
+    changes["evaluate_with"] = {"yarn": {"scaling": {"rope_type": "yarn", "factor": 4}}}
+    text = run_comparison(tmp_path, **changes)
+    out = tmp_path / "runs" / "cmp"
+    numbers = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert [row["learning_rate"] for row in numbers["sweep"]["rope"]] == [0.01, 1e-05]
+    assert [run["learning_rate"] for run in numbers["runs"]["rope"]] == [0.01]
+    assert [run["learning_rate"] for run in numbers["unused_learning_rates"]["rope"]] == [1e-05]
+    assert (out / "rope-lr0.01-seed0" / "measurements.json").exists()
+    assert not (out / "rope-lr1e-05-seed0" / "measurements.json").exists()
+    assert "\n| rope + yarn |" in text and "theta + yarn" not in text
+    assert re.search(r"^\| rope \| 1e-05 \| \d\.\d+ \|  \|$", text, re.M)
+
+
 def no_training(monkeypatch):
     monkeypatch.setattr(optimizer, "optimizer_step", lambda *_: pytest.fail("trained again"))
 
@@ -186,6 +213,14 @@ def test_a_browser_shows_the_report_of_a_real_comparison_on_a_phone(done, tmp_pa
     seen = look((done[0] / "runs" / "cmp" / "report.html").read_text(encoding="utf-8"), tmp_path, 390, dark=False)
     check_layout(seen, 390)
     assert len(seen["rects"]) >= 8
+
+
+def test_fairness_is_claimed_where_it_holds(done, tmp_path):
+    """Variants with other batches don't see the same ones."""
+    assert "All variants of a seed start from the same shared initial weights" in done[1]
+    other = {"rope": {}, "theta": {"train.batch_size": 2, "model.position": "learned_theta"}}
+    text = run_comparison(tmp_path, variants=other, seeds=[0])
+    assert "All variants of a seed start" not in text and "The variants differ in more than positions" in text
 
 
 def test_variants_start_from_the_same_weights_and_see_the_same_batches(done):

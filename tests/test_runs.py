@@ -106,6 +106,12 @@ def test_the_same_run_twice_and_an_unknown_baseline_are_refused(trained, tmp_pat
         report(trained, "rope-seed0", out=tmp_path, baseline="ropes")
 
 
+def test_a_report_that_cannot_be_written_is_one_line(trained, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file: the report cannot be written there: "):
+        report(trained, "rope-seed0", out=tmp_path / "file")
+
+
 def test_numbers_are_computed_once_and_again_for_other_weights(trained, tmp_path, monkeypatch):
     folder = tmp_path / "kept"
     shutil.copytree(trained / "rope-seed0", folder)

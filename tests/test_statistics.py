@@ -139,6 +139,7 @@ def test_catching_up_is_told_with_the_tokens_at_which_it_happens():
 
     base = [run(seed, 2.0, curve=curve(seed, 4.0, 3.0, 2.0)) for seed in range(3)]
     late = [run(seed, 2.0, curve=curve(seed, 5.0 + 0.1 * seed, 4.0 + 0.1 * seed, 2.0)) for seed in range(3)]
+    late[0]["curve"].insert(1, [1500, 0.1])  # an evaluation that the others don't have
     said = sentences(results({"base": base, "late": late}, "base"))
     assert any(line.startswith("late is behind base up to 2k training tokens, and not from") for line in said)
 

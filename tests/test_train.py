@@ -462,6 +462,12 @@ def test_a_compiler_that_fails_is_a_warning(tmp_path, monkeypatch, capsys):
     assert weights(compiled.folder) == weights(eager.folder)
 
 
+def test_the_sample_ends_where_the_table_of_positions_does(tmp_path, capsys):
+    """A finished run of a learned table, with a context below the sample's length, must not end with an error."""
+    assert call(program, config_file(tmp_path), "train.steps=3", "model.position=learned") == 0
+    assert 0 < len(capsys.readouterr().out.encode()) <= 16 * 4
+
+
 def test_the_command_trains_and_shows_a_sample_on_stdout_alone(tmp_path, capsys):
     assert call(program, config_file(tmp_path), "train.steps=3", "--overwrite", "name=other") == 0
     captured = capsys.readouterr()

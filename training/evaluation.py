@@ -10,8 +10,8 @@ from torch import Tensor
 from model.transformer import Transformer
 
 EVAL_TOKENS = 8192  # a pass; bounds the memory, whatever batch size is trained with
-TARGETS = 8192  # scored for the loss by context
-POSITION_TOKENS = 131_072  # scored for the loss by position
+TARGETS = 2048  # scored for the loss by context; at 8 times the context each costs 32 tokens, since windows overlap
+POSITION_TOKENS = 65_536  # scored for the loss by position
 
 
 def summed_loss(model: Transformer, input_ids: Tensor, targets: Tensor) -> Tensor:
