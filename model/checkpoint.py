@@ -177,6 +177,8 @@ def load_trainer(folder: Path) -> dict:
     """What `save_checkpoint` was given as `trainer`. InputError names the file where it is not that any more."""
     file = folder / TRAINER
     try:
+        if not file.is_file():  # a pipe would never answer
+            raise FileNotFoundError
         _check_sum(file)
         content = torch.load(file, weights_only=True)
     except InputError:
