@@ -63,7 +63,7 @@ def generate_text(
     prompt_ids = encode(tokenizer, prompt) or start[:1]
     if not prompt_ids:
         raise InputError("--prompt: is empty, and the tokenizer has no start token to begin with instead")
-    for file, ids in (("tokenizer.json", prompt_ids), ("config.json", start + stop)):
+    for file, ids in (("config.json", start + stop), ("tokenizer.json", prompt_ids)):
         if max(ids, default=0) >= model.config.vocab_size:
             raise InputError(f"{folder / file}: has a token {max(ids)}, but the model {model.config.vocab_size} tokens")
     length, limit = len(prompt_ids) + sampling["max_new_tokens"], model.position.max_length

@@ -163,7 +163,7 @@ def _check_sizes(file, config, shapes):
     """Compares config.json with the tensors' own shapes before a model is built for which no memory or time suffices."""
     layers = len({name.split(".")[1] for name in shapes if name.startswith("layers.")})
     if config.num_hidden_layers != layers:
-        raise InputError(f"{file}: num_hidden_layers is {config.num_hidden_layers}, but there are weights of {layers}")
+        raise InputError(f"{file}: num_hidden_layers is {config.num_hidden_layers}, but {WEIGHTS} has {layers} layers")
     heads, groups = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     first = {"self_attn.q_proj": heads, "self_attn.k_proj": groups, "mlp.up_proj": config.intermediate_size}
     rows = {"embed_tokens": config.vocab_size, **{f"layers.0.{name}": size for name, size in first.items()}}
@@ -177,6 +177,8 @@ def load_trainer(folder: Path) -> dict:
     """What `save_checkpoint` was given as `trainer`. InputError names the file where it is not that any more."""
     file = folder / TRAINER
     try:
+        if not file.is_file():  # a pipe would never answer
+            raise FileNotFoundError
         _check_sum(file)
         content = torch.load(file, weights_only=True)
     except InputError:

@@ -1,9 +1,13 @@
 """Checkpoint folders: ours, those of `transformers`, and broken ones."""
 
+import hashlib
 import json
 import os
+import pickle
+import resource
 import shutil
 import stat
+import time
 
 import pytest
 import torch
@@ -264,6 +268,96 @@ def test_a_run_folder_means_its_newest_complete_checkpoint(saved, tmp_path):
     assert find_checkpoint(tmp_path / "run") == checkpoints / "step_1000000"
     assert find_checkpoint(saved) == saved
     assert str(tmp_path / "no") in refusal(find_checkpoint, tmp_path / "no")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer.pt"])
+def test_a_flipped_bit_in_a_tensor_is_seen(saved, name):
+    """It leaves the file as readable as it was."""
+    content = bytearray((saved / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (saved / name).write_bytes(content)
+    load = load_checkpoint if name == "model.safetensors" else load_trainer
+    assert f"{saved / name}: damaged or changed" in refusal(load, saved)
+    (saved / "SHA256SUMS").unlink()  # folders of others have none
+    load_checkpoint(saved)
+
+
+def test_the_sums_are_those_of_sha256sum(saved):
+    lines = dict(reversed(line.split("  ")) for line in (saved / "SHA256SUMS").read_text().splitlines())
+    assert lines == {
+        name: hashlib.sha256((saved / name).read_bytes()).hexdigest() for name in ("model.safetensors", "trainer.pt")
+    }
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer.pt", "config.json"])
+def test_code_in_a_pickle_does_not_run(saved, name, tmp_path):
+    class Attack:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "run"),)
+
+    (saved / "SHA256SUMS").unlink()
+    for dump in (lambda file: torch.save({"a": Attack()}, file), lambda file: file.write_bytes(pickle.dumps(Attack()))):
+        dump(saved / name)
+        load = load_trainer if name == "trainer.pt" else load_checkpoint
+        assert str(saved / name) in refusal(load, saved)
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "key", ["num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim"]
+)
+@pytest.mark.parametrize("size", [1, 10**9, 10**18, 10**40])
+def test_absurd_sizes_are_refused_before_anything_of_that_size_is_made(saved, key, size):
+    """A thousand million layers on the meta device take no memory, but days."""
+    edit(saved / "config.json", **{key: size})
+    begun, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert str(saved) in refusal(load_checkpoint, saved)
+    assert time.monotonic() - begun < 5 and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+@pytest.mark.parametrize(
+    "position",
+    [{"scheme": "learned", "max_length": 10**9}, {"scheme": "learned", "max_length": 10**16},
+     {"scheme": "t5", "num_buckets": 10**9, "max_distance": 10**10}, {"scheme": "learned", "max_length": 10**40},
+     {"scheme": "rope", "every": 10**12}],
+)  # fmt: skip
+def test_absurd_tables_of_positions_are_refused(saved, position):
+    edit(saved / "config.json", position=position, max_position_embeddings=8)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert str(saved) in refusal(load_checkpoint, saved)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_tensors_that_are_no_weights_are_refused(saved, dtype):
+    edit_weights(saved, **{"model.norm.weight": torch.ones(32).to(dtype)})
+    message = refusal(load_checkpoint, saved)
+    assert "model.norm.weight" in message and str(dtype) in message
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer.pt", "config.json"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(saved, name):
+    (saved / name).unlink()
+    os.mkfifo(saved / name)
+    assert name in refusal(load_trainer if name == "trainer.pt" else load_checkpoint, saved)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, '{"hidden_size": ' + "9" * 5000 + "}"])
+def test_a_config_that_would_exhaust_the_parser_is_refused(saved, content):
+    (saved / "config.json").write_text(content)
+    assert str(saved / "config.json") in refusal(load_checkpoint, saved)
+
+
+def test_a_config_of_gigabytes_is_not_read(saved):
+    with (saved / "config.json").open("r+b") as file:
+        file.truncate(2**33)  # a hole: it takes no room on the disk
+    assert "67,108,864 bytes" in refusal(load_checkpoint, saved)
+
+
+def test_a_folder_that_only_looks_like_a_checkpoint_of_a_run_is_passed_over(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "run" / "checkpoints" / "step_000001")
+    shutil.copytree(saved, tmp_path / "run" / "checkpoints" / "step_best")
+    assert find_checkpoint(tmp_path / "run").name == "step_000001"
 
 
 # Saving

@@ -1,7 +1,12 @@
+import io
+import json
+import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import generate as program
 from data.tokenizer import load_tokenizer
@@ -115,6 +120,91 @@ def test_ids_that_pad_the_vocabulary_are_not_drawn(tmp_path, capsys, monkeypatch
     monkeypatch.setattr(generation, "sample_token", watching)
     assert call(program, config.folder, "--prompt", "he", "--max-new-tokens", 3) == 0
     assert widths == {len(set(TEXT)) + 1}
+
+
+def stdin(monkeypatch, content):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+
+
+def test_a_prompt_may_come_from_stdin(output, monkeypatch):
+    """Where it may be longer than a command line."""
+    stdin(monkeypatch, b"that the")
+    assert output("--prompt", "-", "--max-new-tokens", 5).out == output("--prompt", "that the", "--max-new-tokens", 5).out
+
+
+def test_bytes_on_stdin_that_are_not_utf8_are_one_line(capsys, run, monkeypatch):
+    stdin(monkeypatch, b"that \xff")
+    assert call(program, run, "--prompt", "-") == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "error: --prompt -: stdin is not UTF-8 at byte 5\n")
+
+
+@pytest.fixture(scope="module")
+def byte_run(tmp_path_factory):
+    """A run whose tokens are bytes."""
+    config = run_config(tmp_path_factory.mktemp("byte"), "train.steps=2")
+    train(config)
+    return config.folder
+
+
+def test_the_name_of_a_special_token_in_a_prompt_is_text(output, byte_run, monkeypatch):
+    """Of 13 characters, and none of them ends the text."""
+    seen = []
+    real = generation.prefill
+    monkeypatch.setattr(generation, "prefill", lambda model, ids, cache: seen.append(ids.tolist()) or real(model, ids, cache))
+    stdin(monkeypatch, "a<|endoftext|>\0\r\né".encode())
+    output("--prompt", "-", "--max-new-tokens", 1, folder=byte_run)
+    assert seen == [list("a<|endoftext|>\0\r\né".encode())]
+
+
+def test_a_long_prompt_is_read_in_parts_of_bounded_size(output, byte_run, monkeypatch, fuzz):
+    """8 kB; with --fuzz 200 and more 1 MB of them, which takes a quarter of an hour."""
+    size = 8_000 if fuzz < 200 else 1_000_000
+    stdin(monkeypatch, b"words of a prompt. " * (size // 19))
+    real, parts = generation.Transformer.forward, []
+
+    def watching(model, input_ids, cache, **options):
+        parts.append((input_ids.shape[1], cache.length + input_ids.shape[1]))
+        return real(model, input_ids, cache, **options)
+
+    monkeypatch.setattr(generation.Transformer, "forward", watching)
+    assert output("--prompt", "-", "--max-new-tokens", 2, folder=byte_run).out.endswith("\n")
+    assert max(queries * keys for queries, keys in parts) <= 2**24 and max(keys for _, keys in parts) > size * 0.99
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"eos_token_id": "two"}, "eos_token_id is 'two'"),
+        ({"eos_token_id": [-1]}, "eos_token_id is [-1]"),
+        ({"bos_token_id": 10**9}, "config.json: has a token 1000000000, but the model 257 tokens"),
+        ({"eos_token_id": [5, 300]}, "config.json: has a token 300, but the model 257 tokens"),
+    ],
+)
+def test_ids_that_no_token_has_are_refused(capsys, byte_run, tmp_path, change, expected):
+    copy = shutil.copytree(byte_run / "checkpoints" / "step_000002", tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, **change}))
+    assert call(program, copy) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_a_tokenizer_of_a_larger_vocabulary_is_refused(capsys, byte_run, run, tmp_path):
+    copy = shutil.copytree(run / "checkpoints" / "step_000020", tmp_path / "copy")
+    shutil.copy(byte_run / "checkpoints" / "step_000002" / "tokenizer.json", copy)
+    assert call(program, copy, "--prompt", "the") == 2
+    assert "tokenizer.json: has a token 116, but the model " in capsys.readouterr().err
+
+
+def test_weights_that_went_astray_are_one_line(capsys, byte_run, tmp_path):
+    copy = shutil.copytree(byte_run / "checkpoints" / "step_000002", tmp_path / "copy")
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, copy / "model.safetensors")
+    (copy / "SHA256SUMS").unlink()
+    for temperature in (0, 1):
+        assert call(program, copy, "--prompt", "the", "--temperature", temperature) == 2
+        assert "logits are not finite" in capsys.readouterr().err
 
 
 def test_help_is_answered_without_loading_torch(capsys, monkeypatch):
