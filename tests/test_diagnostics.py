@@ -1,11 +1,12 @@
 import math
+import string
 
 import numpy
 import pytest
 import torch
 from torch import nn
 
-from data.synthetic import TASKS, examples
+from data.synthetic import examples
 from data.tokenizer import END_OF_TEXT, TokenizerConfig, encode, train_tokenizer
 from model.config import ModelConfig
 from model.generation import generate
@@ -19,8 +20,7 @@ SLOPES = [0.25, 0.0625, 0.015625, 0.00390625]  # of ALiBi with four heads
 @pytest.fixture(scope="module")
 def tokenizer():
     """Of single characters, for all tasks."""
-    every = ["".join(example) for task in TASKS for example in examples(task, 4, 300, seed=9)]
-    return train_tokenizer(TokenizerConfig(kind="char"), every)
+    return train_tokenizer(TokenizerConfig(kind="char"), [string.ascii_letters + string.digits + "=+"])
 
 
 def stream(length, seed=0):
@@ -66,15 +66,15 @@ def test_who_copies_gets_all_right_and_who_errs_gets_what_is_left(tokenizer):
     assert exact_match(Solver(tokenizer, copier), tokenizer, "copy", [1, 5, 40], 30) == {1: 1.0, 5: 1.0, 40: 1.0}
 
     def stumbles(text):
-        """Writes every z as a y."""
-        return copier(text).replace("z", "y")
+        """Writes every j as an a."""
+        return copier(text).replace("j", "a")
 
     def never_ends(text):
         return copier(text).replace(END_OF_TEXT, "a")
 
-    without_z = sum("z" not in prompt for prompt, _ in examples("copy", 9, 50, seed=4)) / 50
-    assert 0.5 < without_z < 0.9
-    assert exact_match(Solver(tokenizer, stumbles), tokenizer, "copy", [9], 50, seed=4) == {9: without_z}
+    without_j = sum("j" not in prompt for prompt, _ in examples("copy", 9, 50, seed=4)) / 50
+    assert 0.2 < without_j < 0.6
+    assert exact_match(Solver(tokenizer, stumbles), tokenizer, "copy", [9], 50, seed=4) == {9: without_j}
     assert exact_match(Solver(tokenizer, never_ends), tokenizer, "copy", [9], 50, seed=4) == {9: 0.0}
 
 
@@ -100,7 +100,7 @@ def test_an_exact_match_is_what_greedy_decoding_would_have_given(scheme, tokeniz
             answer[number % len(answer)] = (answer[number % len(answer)] + 1) % end
         made.append((prompt, tokenizer.decode(answer)))
         right += end in said and not changed
-    assert 5 < right < 40 and len({len(answer) for _, answer in made}) > 4
+    assert 3 < right < 45 and len({len(answer) for _, answer in made}) > 4
     monkeypatch.setattr(diagnostics, "examples", lambda *_: made)
     assert exact_match(model, tokenizer, "copy", [5], len(made)) == {5: right / len(made)}
 
@@ -118,7 +118,8 @@ def test_a_length_past_the_table_is_not_scored(tokenizer, tiny_model):
 def written_out(model, tokens):
     """Weights (layer, head, query, key) and scores, in float64, score by score, from what each block is given."""
     inputs, length, config = [], len(tokens), model.config
-    hooks = [block.input_layernorm.register_forward_hook(lambda *call: inputs.append(call[2][0])) for block in model.layers]
+    norms = [block.input_layernorm for block in model.layers]
+    hooks = [norm.register_forward_hook(lambda *call: inputs.append(call[2][0])) for norm in norms]
     with torch.no_grad():
         model(torch.from_numpy(tokens.astype(numpy.int64))[None])
     [hook.remove() for hook in hooks]
@@ -126,7 +127,8 @@ def written_out(model, tokens):
     rotation, bias = model.position.rotation(positions), model.position.bias(positions, positions)
     d, scores = config.head_dim, torch.full((2, 4, length, length), -math.inf, dtype=torch.float64)
     for layer, (x, block) in enumerate(zip(inputs, model.layers)):
-        q, k = ((x @ w.weight.T).view(length, -1, d).detach() for w in (block.self_attn.q_proj, block.self_attn.k_proj))
+        attention = block.self_attn
+        q, k = ((x @ p.weight.T).view(length, -1, d).detach() for p in (attention.q_proj, attention.k_proj))
         if rotation is not None:
             z = torch.polar(torch.ones(()).double(), torch.atan2(rotation[1].double(), rotation[0].double()))[:, None]
             q, k = (torch.complex(t[..., : d // 2], t[..., d // 2 :]) * z for t in (q, k))
@@ -145,8 +147,9 @@ def test_mass_and_largest_logit_as_written_out(scheme, tiny_model):
     assert found["distances"] == [(0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, 10)]
     for layer in range(2):
         for head in range(4):
+            at = weights[layer, head]
             for (first, last), mass in zip(found["distances"], found["mass"][layer][head], strict=True):
-                near = [weights[layer, head, i, j].item() for i in range(11) for j in range(i + 1) if first <= i - j <= last]
+                near = [at[i, j].item() for i in range(11) for j in range(i + 1) if first <= i - j <= last]
                 assert mass == pytest.approx(sum(near) / 11, abs=1e-7)
             assert found["largest_logit"][layer][head] == pytest.approx(scores[layer, head].max().item(), rel=1e-6)
 

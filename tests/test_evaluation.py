@@ -139,7 +139,7 @@ def test_no_scored_token_has_less_context_than_a_multiple_says_but_for_a_stride(
     """Else a gain from 1x to 2x would be one from fewer tokens at the start of a window."""
     zeros, stride = numpy.zeros(400, numpy.uint16), context // 4
     found = loss_by_context(TellsItsContext(), zeros, context, (1, 2, 4))
-    expected = [sum(range(multiple * context - stride + 1, multiple * context + 1)) / stride for multiple in (1, 2, 4)]
+    expected = [sum(range(n * context - stride + 1, n * context + 1)) / stride for n in (1, 2, 4)]
     assert found == pytest.approx(expected, rel=1e-6)
 
 

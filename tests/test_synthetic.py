@@ -24,7 +24,7 @@ def by_reading(task, prompt):
     if task == "reverse":
         return "".join(reversed(prompt[: prompt.index("=")]))
     if task == "k-back":
-        letters, digit = re.fullmatch("([a-z]+)([1-9])", prompt).groups()
+        letters, digit = re.fullmatch("([a-j]+)([1-8])", prompt).groups()
         return letters[len(letters) - int(digit)]
     if task == "induction":
         letters, asked = prompt.split("=")
@@ -49,16 +49,21 @@ def test_the_answer_is_what_the_prompt_asks_for(task):
 def test_a_length_decides_how_long_prompt_and_answer_are(task):
     """Or an exact match at one length would mix easy and hard examples."""
     sizes = {
-        "copy": lambda n: (n + 1, n), "reverse": lambda n: (n + 1, n), "k-back": lambda n: (n + 1, 1),
-        "induction": lambda n: (n + 3, 1), "recall": lambda n: (2 * n + 2, 1), "addition": lambda n: (2 * n + 2, n + 1),
-    }  # fmt: skip
+        "copy": lambda n: (n + 1, n),
+        "reverse": lambda n: (n + 1, n),
+        "k-back": lambda n: (n + 1, 1),
+        "induction": lambda n: (n + 3, 1),
+        "recall": lambda n: (2 * n + 2, 1),
+        "addition": lambda n: (2 * n + 2, n + 1),
+    }
     for length in scored_lengths(task):
         found = {(len(prompt), len(answer)) for prompt, answer in examples(task, length, 50, seed=1)}
         assert found == {sizes[task](length)}
 
 
 @pytest.mark.parametrize(
-    ("task", "prompts", "answers"), [("k-back", 9, 26), ("induction", 26, 26), ("recall", 26, 26), ("addition", 10, 2)]
+    ("task", "prompts", "answers"),
+    [("k-back", 8, 10), ("induction", 10, 10), ("recall", 26, 10), ("addition", 10, 2)],
 )
 def test_everything_that_can_be_asked_is(task, prompts, answers):
     """A letter or distance that never comes could be answered without looking."""
@@ -87,7 +92,7 @@ def test_examples_are_the_same_for_a_seed_and_others_for_another(task):
 def test_the_corpus_stays_what_it_was():
     """Results made with it are comparable only as long as its text is."""
     documents = synthetic.streams("copy")["train"]()
-    assert [next(documents) for _ in range(3)] == ["vgtsbpn=vgtsbpn", "zsnuhkz=zsnuhkz", "bgsxfxaudzrnwx=bgsxfxaudzrnwx"]
+    assert [next(documents) for _ in range(3)] == ["ichh=ichh", "j=j", "h=h"]
 
 
 def test_a_corpus_has_all_trained_lengths_and_no_other(task, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a trained model does inside and how fast: attention by distance, exact match, embedding sizes, decoding speed."""
+"""What a model does inside, and how fast: exact match, attention by distance, embedding sizes, decoding speed."""
 
 import statistics
 import time
@@ -24,8 +24,8 @@ def exact_match(
 ) -> dict[int, float | None]:
     """For each length, the share of `count` examples of a synthetic task that the model answers without a mistake.
 
-    The answer, ended by end-of-text, is what greedy decoding gives after end-of-text and the prompt: just when each of
-    its tokens is the likeliest after the right ones before it, which one pass shows. None where the scheme has no
+    Greedy decoding of end-of-text and the prompt gives the answer, and end-of-text after it, just when each of their
+    tokens is the likeliest after the right ones before it, which one pass shows. None where the scheme has no
     positions for that length.
     """
     end, device = tokenizer.token_to_id(END_OF_TEXT), model.output_weight.device
@@ -53,8 +53,8 @@ def attention_by_distance(model: Transformer, tokens: np.ndarray, context: int) 
     """How far back the heads look, in at most WINDOWS windows of `context` tokens, evenly spread.
 
     distances: (first, last) of each bin: 0, 1, 2, 3–4, 5–8 … tokens back. mass: for each layer and head the softmax
-    weight in each bin, the mean over all queries, so that the bins add up to 1. largest_logit: for each layer and head
-    the largest score before the softmax, after 1/√d and bias. None where attention has no softmax.
+    weight in each bin, the mean over all queries, so that the bins add up to 1. largest_logit: for each layer and
+    head the largest score before the softmax, after 1/√d and bias. None where attention has no softmax.
     """
     length = min(context, len(tokens))
     spread = np.linspace(0, len(tokens) - length, min(WINDOWS, len(tokens) // length)).round().astype(int)
@@ -73,7 +73,7 @@ def attention_by_distance(model: Transformer, tokens: np.ndarray, context: int) 
 
 
 class _Attention(TorchFunctionMode):
-    """While it is entered, computes the softmax weights of each call of PyTorch's attention once more, and keeps sums.
+    """While it is entered, computes the softmax weights of each call of PyTorch's attention again, and keeps sums.
 
     The kernel itself gives none, and an argument for them would sit in the hot path of every model.
     """
@@ -100,7 +100,7 @@ class _Attention(TorchFunctionMode):
         if attn_mask is not None:
             added = attn_mask if attn_mask.is_floating_point() else torch.where(attn_mask, 0.0, float("-inf"))
             scores = scores + added.reshape(-1, *scores.shape[1:])
-        bins = torch.bucketize(distance, torch.tensor(self.ends, device=q.device))  # the future has no weight in bin 0
+        bins = torch.bucketize(distance, torch.tensor(self.ends, device=q.device))  # the future, in bin 0, weighs 0
         mass = scores.new_zeros(len(q), len(self.ends))
         mass.index_add_(1, bins.flatten(), scores.softmax(dim=-1).flatten(1))
         self.masses.append(mass.cpu() / len(position))

@@ -66,10 +66,10 @@ def loss_by_position(
 ) -> list[tuple[int, float]]:
     """Mean loss by position in windows of multiple · context tokens side by side: (n, nats per token).
 
-    Each is the mean over the tokens that have up to n tokens before them in their window, n inclusive, and more than
-    the n of the entry before; n grows in steps of an eighth of the context, so that one ends where training ended.
-    At most POSITION_TOKENS tokens are scored, in evenly spread windows. nan where the text is shorter than the window,
-    or the scheme has no positions so far out.
+    Each is the mean over the tokens that have at most n tokens before them in their window, and more than the n of
+    the entry before; n grows in steps of an eighth of the context, so that one ends where training ended. At most
+    POSITION_TOKENS tokens are scored, in evenly spread windows. nan where the text is shorter than the window, or the
+    scheme has no positions so far out.
     """
     length, step = multiple * context, max(1, context // 8)
     limit = min(length, model.position.max_length or length)
@@ -85,7 +85,7 @@ def loss_by_position(
 
 
 def _window_nats(model, tokens, starts, length, scored):
-    """For some windows of `length` inputs at a time, the nats of the last `scored` targets of each, (windows, scored)."""
+    """(windows, scored) nats of the last `scored` targets of windows of `length` inputs, some windows at a time."""
     rows = max(1, EVAL_TOKENS // length)
     for first in range(0, len(starts), rows):
         windows = np.stack([tokens[start : start + length + 1] for start in starts[first : first + rows]])
