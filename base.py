@@ -29,7 +29,8 @@ def input_errors_end_the_program():
     try:
         yield
     except InputError as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        line = " ".join(str(error).split())  # may quote a stranger's text: nothing in it may steer a terminal
+        print("error:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

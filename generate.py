@@ -65,7 +65,8 @@ def generate_text(
         raise InputError("--prompt: is empty, and the tokenizer has no start token to begin with instead")
     for file, ids in (("config.json", start + stop), ("tokenizer.json", prompt_ids)):
         if max(ids, default=0) >= model.config.vocab_size:
-            raise InputError(f"{folder / file}: has a token {max(ids)}, but the model {model.config.vocab_size} tokens")
+            size = model.config.vocab_size
+            raise InputError(f"{folder / file}: has a token {max(ids)}, but the model {size} tokens")
     length, limit = len(prompt_ids) + sampling["max_new_tokens"], model.position.max_length
     if limit is not None and length > limit:
         raise InputError(f"--max-new-tokens: {length} tokens with the prompt, but the model has {limit} positions")
@@ -150,7 +151,9 @@ def main() -> None:
     positive = number(int, "a whole number of 1 or more", lambda n: n >= 1)
     parser = ArgumentParser(description="Sample text from a run, a checkpoint or a Hugging Face Llama folder.")
     parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--prompt", default="", metavar="TEXT", help="what the text continues; -: read it from stdin; empty: a new document")
+    parser.add_argument(
+        "--prompt", default="", metavar="TEXT", help="what the text continues; -: that on stdin; empty: a new document"
+    )
     parser.add_argument("--max-new-tokens", type=positive, default=256, metavar="N", help="default 256")
     parser.add_argument(
         "--temperature",

@@ -115,7 +115,7 @@ def train_steps(run, corpus, batches, model, optimizer, trainer: dict, signals: 
         is_finite = math.isfinite(loss) and math.isfinite(norm)
         if not is_finite:
             skipped += 1
-            problem = f"step {step}: loss {loss:.4g}, norm of its gradient {norm:.4g} at train.learning_rate {rate:.2g}"
+            problem = f"step {step}: loss {loss:.4g}, gradient's norm {norm:.4g} at train.learning_rate {rate:.2g}"
             if skipped > settings.max_skipped_steps:
                 raise InputError(f"{problem}; the last good checkpoint is {run.newest_checkpoint() or 'none yet'}")
             tqdm.write(f"warning: {problem}; left out, {skipped} of {settings.max_skipped_steps}", file=sys.stderr)

@@ -51,7 +51,7 @@ class TrainConfig(FrozenConfig):
     checkpoint_every: PositiveInt | None = None
     """steps between checkpoints; null: only after the last step"""
     keep_checkpoints: PositiveInt = 1
-    """newest checkpoints to keep, beside the one of least validation loss among those with an evaluation at their step"""
+    """newest checkpoints to keep, beside the one of least validation loss, of those with an evaluation at their step"""
     max_skipped_steps: NonNegativeInt = 0
     """steps whose loss or gradient is not finite that may be left out; one more stops the run"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

@@ -211,7 +211,8 @@ def _json_rows(config, path):
 
 def _check_column(config, name, columns):
     if config.text_column not in columns:
-        raise InputError(f"data.text_column {config.text_column!r}: {name} has {', '.join(columns)}")
+        shown = " ".join(", ".join(map(str, columns)).split())
+        raise InputError(f"data.text_column {config.text_column!r}: {name} has {shown:.500}")
 
 
 def _texts(config, name, values):

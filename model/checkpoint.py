@@ -113,7 +113,7 @@ def load_checkpoint(
     """
     config, files = _read_config(folder, position_options or {}), _weight_files(folder)
     shapes = {name: shape for file in files for name, shape in _shapes(file).items()}
-    _check_sizes(folder / "config.json", config, shapes)
+    _check_sizes(files[0], config, shapes)
     try:
         model = Transformer(config, seed=None)
     except (RuntimeError, TypeError, OverflowError):  # a table of positions that no memory holds
@@ -160,17 +160,17 @@ def _shapes(file):
 
 
 def _check_sizes(file, config, shapes):
-    """Compares config.json with the tensors' own shapes before a model is built for which no memory or time suffices."""
+    """Compares config.json with the tensors' own shapes, before a model is built for which no memory suffices."""
     layers = len({name.split(".")[1] for name in shapes if name.startswith("layers.")})
     if config.num_hidden_layers != layers:
-        raise InputError(f"{file}: num_hidden_layers is {config.num_hidden_layers}, but {WEIGHTS} has {layers} layers")
+        raise InputError(f"{file}: has {layers} layers, its config.json says {config.num_hidden_layers}")
     heads, groups = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     first = {"self_attn.q_proj": heads, "self_attn.k_proj": groups, "mlp.up_proj": config.intermediate_size}
     rows = {"embed_tokens": config.vocab_size, **{f"layers.0.{name}": size for name, size in first.items()}}
     for name, size in rows.items():
         shape, expected = shapes.get(f"{name}.weight"), [size, config.hidden_size]
         if shape not in (None, expected):
-            raise InputError(f"{file}: says {expected} for {name}.weight, which has shape {shape}")
+            raise InputError(f"{file}: model.{name}.weight has shape {shape}, its config.json says {expected}")
 
 
 def load_trainer(folder: Path) -> dict:
@@ -232,7 +232,7 @@ def _read_config(folder: Path, position_options: dict) -> ModelConfig:
     stored = read_json(file)
     for key, value in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
         if stored.get(key, value) != value:
-            raise InputError(f"{file}: {key} is {stored[key]!r}, only {value!r} is known here")
+            raise InputError(f"{file}: {key} is {stored[key]!r:.60}, only {value!r} is known here")
     if "position" not in stored:
         stored = {**LLAMA_DEFAULTS, **stored, "position": _llama_position(file, stored)}
     for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
@@ -248,12 +248,12 @@ def _read_config(folder: Path, position_options: dict) -> ModelConfig:
 
 def _llama_position(file: Path, stored: dict) -> dict:
     if stored.get("model_type") != "llama":
-        raise InputError(f"{file}: model_type is {stored.get('model_type')!r}, only 'llama' can be read")
+        raise InputError(f"{file}: model_type is {stored.get('model_type')!r:.60}, only 'llama' can be read")
     rope = {}
     for key in ("rope_scaling", "rope_parameters"):
         options = stored.get(key) or {}
         if not isinstance(options, dict):
-            raise InputError(f"{file}: {key} is {options!r}, not a mapping")
+            raise InputError(f"{file}: {key} is {options!r:.60}, not a mapping")
         rope |= options
     base = rope.pop("rope_theta", stored.get("rope_theta", 10000.0))
     rope_type = rope.pop("rope_type", rope.pop("type", "default"))

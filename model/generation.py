@@ -82,7 +82,7 @@ def generate(
     done = torch.zeros(num_samples, dtype=torch.bool, device=input_ids.device)
     for made in range(1, max_new_tokens + 1):
         if not torch.isfinite(logits).all():
-            raise InputError("the model's logits are not finite: its weights are damaged, or its training went astray")
+            raise InputError("the model's logits are not finite: its weights are damaged, or training went astray")
         ids = sample_token(logits[:, :vocab_size], temperature, top_k, top_p, generator)
         if stop_ids:
             ids = torch.where(done, stops[0], ids)

@@ -74,6 +74,12 @@ def test_train(tmp_path, capsys, monkeypatch, overrides, expected):
     assert not (tmp_path / "runs").exists()
 
 
+def test_text_of_strangers_in_an_error_cannot_steer_the_terminal(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("\x1b[2Jbody\x07,\u202eother\ntext,text\n")
+    line = refusal(capsys, train, config_file(tmp_path), f"data.source={tmp_path / 'a.csv'}")
+    assert r"has \x1b[2Jbody\x07, \u202eother" in line and line.isprintable()
+
+
 def test_a_config_that_is_not_there(tmp_path, capsys):
     assert "none.yaml: No such file" in refusal(capsys, train, tmp_path / "none.yaml")
     assert "none.yaml: No such file" in refusal(capsys, compare, tmp_path / "none.yaml")

@@ -296,7 +296,8 @@ def test_code_in_a_pickle_does_not_run(saved, name, tmp_path):
             return os.mkdir, (str(tmp_path / "run"),)
 
     (saved / "SHA256SUMS").unlink()
-    for dump in (lambda file: torch.save({"a": Attack()}, file), lambda file: file.write_bytes(pickle.dumps(Attack()))):
+    plain = pickle.dumps(Attack())
+    for dump in (lambda file: torch.save({"a": Attack()}, file), lambda file: file.write_bytes(plain)):
         dump(saved / name)
         load = load_trainer if name == "trainer.pt" else load_checkpoint
         assert str(saved / name) in refusal(load, saved)

@@ -323,6 +323,13 @@ def test_a_long_csv_cell_is_read(load, tmp_path):
     assert load(tmp_path / "a.csv").train_bytes == 180_000
 
 
+def test_a_table_of_a_great_many_columns_names_some(load, tmp_path):
+    (tmp_path / "a.csv").write_text("n," + ",".join(f'"column\n{n}"' for n in range(10_000)) + "\n")
+    with pytest.raises(InputError, match="data.text_column 'text': .* has n, column 0, column 1, ") as caught:
+        load(tmp_path / "a.csv")
+    assert len(str(caught.value)) < 800 and "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("suffix", [".txt", *WRITERS])
 def test_local_files_need_no_network(suffix, load, tmp_path, monkeypatch):
     """datasets.load_dataset asks the hub even for a local file, and stalls where nothing answers."""

@@ -129,7 +129,8 @@ def stdin(monkeypatch, content):
 def test_a_prompt_may_come_from_stdin(output, monkeypatch):
     """Where it may be longer than a command line."""
     stdin(monkeypatch, b"that the")
-    assert output("--prompt", "-", "--max-new-tokens", 5).out == output("--prompt", "that the", "--max-new-tokens", 5).out
+    from_stdin = output("--prompt", "-", "--max-new-tokens", 5)
+    assert from_stdin == output("--prompt", "that the", "--max-new-tokens", 5)
 
 
 def test_bytes_on_stdin_that_are_not_utf8_are_one_line(capsys, run, monkeypatch):
@@ -149,9 +150,8 @@ def byte_run(tmp_path_factory):
 
 def test_the_name_of_a_special_token_in_a_prompt_is_text(output, byte_run, monkeypatch):
     """Of 13 characters, and none of them ends the text."""
-    seen = []
-    real = generation.prefill
-    monkeypatch.setattr(generation, "prefill", lambda model, ids, cache: seen.append(ids.tolist()) or real(model, ids, cache))
+    seen, real = [], generation.prefill
+    monkeypatch.setattr(generation, "prefill", lambda model, ids, _: seen.append(ids.tolist()) or real(model, ids, _))
     stdin(monkeypatch, "a<|endoftext|>\0\r\né".encode())
     output("--prompt", "-", "--max-new-tokens", 1, folder=byte_run)
     assert seen == [list("a<|endoftext|>\0\r\né".encode())]

@@ -76,7 +76,7 @@ def test_a_run_folder_holds_what_it_should(tmp_path):
     run = tmp_path / "runs" / "tiny"
     names = {path.relative_to(run).as_posix() for path in run.rglob("*")}
     checkpoint = "checkpoints/step_000006"
-    files = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "trainer.pt", "SHA256SUMS"]
+    files = "config.json model.safetensors tokenizer.json tokenizer_config.json trainer.pt SHA256SUMS".split()
     own = [".lock", "config.yaml", "corpus.json", "metrics.jsonl", "checkpoints"]
     assert names == {*own, checkpoint, *(f"{checkpoint}/{file}" for file in files)}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -141,7 +141,7 @@ def test_every_scheme_trains_all_its_parameters_and_its_checkpoint_generates(tmp
 
 @pytest.mark.parametrize("schedule", ["cosine", "wsd"])
 @pytest.mark.parametrize("micro_batch_size", [4, 3])
-def test_a_run_stopped_three_times_ends_as_if_never_stopped(tmp_path, monkeypatch, scheme, schedule, micro_batch_size):
+def test_a_run_stopped_thrice_ends_as_if_never_stopped(tmp_path, monkeypatch, scheme, schedule, micro_batch_size):
     """No batch twice, no row twice, right the second and the third time too."""
     every = ["train.steps=11", "train.checkpoint_every=3", "train.eval_every=2", f"model.position={scheme}"]
     every += [f"train.schedule={schedule}", f"train.micro_batch_size={micro_batch_size}", "train.decay_fraction=0.5"]

@@ -45,7 +45,7 @@ def build_optimizer(model: Transformer, config: TrainConfig) -> torch.optim.Adam
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict) -> None:
-    """Gives the optimizer the moments of a state_dict() it had before; ValueError where that is another model's, or none.
+    """Gives the optimizer the moments of a state_dict() it had before; ValueError where they are another model's.
 
     Whatever else the state says, such as rates, is left as the config has it.
     """
