@@ -28,6 +28,8 @@ class TrainConfig(FrozenConfig):
     """sequences a step, over all processes"""
     micro_batch_size: PositiveInt | None = None
     """sequences that go through the model at once; null: batch_size"""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """muon: Muon (Jordan et al. 2024) for the matrices of the layers, AdamW for the rest, at the same learning_rate"""
     learning_rate: PositiveFloat = 1e-3
     """the highest, reached after the warm-up"""
     min_learning_rate: NonNegativeFloat | None = None
@@ -42,6 +44,8 @@ class TrainConfig(FrozenConfig):
     """of the matrices; norms, embeddings and position parameters have none"""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     """AdamW's decay rates of the gradient's first and second moments"""
+    momentum: Fraction = 0.95
+    """Muon's decay rate of the gradient's average"""
     grad_clip: PositiveFloat | None = 1.0
     """largest norm of the gradient; null: any"""
     log_every: PositiveInt = 10

@@ -54,10 +54,15 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
         self.o_proj = nn.Linear(q_size, config.hidden_size, bias=False)
+        if config.qk_norm:  # Henry et al. 2020; as in Qwen3, before the rotation
+            self.q_norm, self.k_norm = (nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps) for _ in range(2))
+        else:
+            self.q_norm = self.k_norm = nn.Identity()
 
-    def heads(self, x: Tensor, projection: nn.Linear) -> Tensor:
-        """(B, T, hidden_size) → (B, T, heads, head_dim)."""
-        return projection(x).unflatten(-1, (-1, self.head_dim))
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each (B, T, heads, head_dim), of x (B, T, hidden_size)."""
+        q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        return self.q_norm(q), self.k_norm(k), v
 
     def forward(
         self,
@@ -82,7 +87,7 @@ class SoftmaxAttention(Attention):
     """softmax(q kᵀ / √d + bias) v over the tokens seen. Vaswani et al. 2017, equation 1."""
 
     def forward(self, x, rotation, mask, cache, layer, padding=None):
-        q, k, v = (self.heads(x, projection) for projection in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = self.projected(x)
         if rotation is not None:
             q, k = rotate(q, *rotation, self.layout), rotate(k, *rotation, self.layout)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, heads, T, head_dim)
@@ -102,7 +107,7 @@ class LinearAttention(Attention):
     """
 
     def forward(self, x, rotation, mask, cache, layer, padding=None):
-        q, k, v = (self.heads(x, projection) for projection in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = self.projected(x)
         groups = q.shape[-2] // k.shape[-2]
         q, k, v = F.elu(q) + 1, (F.elu(k) + 1).repeat_interleave(groups, dim=-2), v.repeat_interleave(groups, dim=-2)
         if padding is not None:

@@ -106,7 +106,7 @@ def complete_checkpoints(run: Path) -> dict[int, Path]:
 def load_checkpoint(
     folder: Path, dtype: torch.dtype = torch.float32, position_options: dict | None = None
 ) -> Transformer:
-    """The model of a checkpoint folder, ours or any Hugging Face Llama's, on the CPU, with weights in `dtype`.
+    """The model of a checkpoint folder, ours or any Hugging Face Llama's or Qwen3's, on the CPU, with weights in `dtype`.
 
     position_options replace those the model was trained with: {"scaling": {…}} reaches past its trained length.
     Raises InputError naming the file where one is missing, cut short, damaged, or not what its config says.
@@ -230,11 +230,13 @@ def _config_json(config: ModelConfig, files: dict[str, str]) -> dict:
 def _read_config(folder: Path, position_options: dict) -> ModelConfig:
     file = folder / "config.json"
     stored = read_json(file)
-    for key, value in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
+    known = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
+    for key, value in known.items():
         if stored.get(key, value) != value:
             raise InputError(f"{file}: {key} is {stored[key]!r:.60}, only {value!r} is known here")
     if "position" not in stored:
-        stored = {**LLAMA_DEFAULTS, **stored, "position": _llama_position(file, stored)}
+        position, is_qwen3 = _llama_position(file, stored), stored["model_type"] == "qwen3"
+        stored = {**LLAMA_DEFAULTS, **stored, "position": position, "qk_norm": is_qwen3}
     for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
         if stored.get(key) is None:
             raise InputError(f"{file}: has no {key}")
@@ -247,8 +249,8 @@ def _read_config(folder: Path, position_options: dict) -> ModelConfig:
 
 
 def _llama_position(file: Path, stored: dict) -> dict:
-    if stored.get("model_type") != "llama":
-        raise InputError(f"{file}: model_type is {stored.get('model_type')!r:.60}, only 'llama' can be read")
+    if stored.get("model_type") not in ("llama", "qwen3"):
+        raise InputError(f"{file}: model_type is {stored.get('model_type')!r:.60}, 'llama' and 'qwen3' can be read")
     rope = {}
     for key in ("rope_scaling", "rope_parameters"):
         options = stored.get(key) or {}

@@ -40,17 +40,18 @@ class NoneConfig(PositionConfig):
     """No positions."""
 
     def transformers_keys(self, model):
-        return smollm3_keys([0] * model.num_hidden_layers)
+        return architecture_keys(model, [0] * model.num_hidden_layers)
 
 
-def smollm3_keys(rotated: list[int]) -> dict:
-    """A Llama in which the layers marked 0 go without rotation is called SmolLM3 in `transformers`."""
-    return {
-        "model_type": "smollm3",
-        "architectures": ["SmolLM3ForCausalLM"],
-        "no_rope_layers": rotated,
-        "use_sliding_window": False,
-    }
+def architecture_keys(model: "ModelConfig", rotated: list[int]) -> dict:
+    """config.json keys of the model of `transformers` that rotates in the layers marked 1; empty where it has none."""
+    if model.attention != "softmax" or (model.qk_norm and not all(rotated)):
+        return {}
+    if all(rotated):
+        name = "Qwen3" if model.qk_norm else "Llama"
+        return {"model_type": name.lower(), "architectures": [f"{name}ForCausalLM"]}
+    keys = {"no_rope_layers": rotated, "use_sliding_window": False}
+    return {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], **keys}
 
 
 class SinusoidalConfig(PositionConfig):
@@ -243,7 +244,8 @@ class RopeConfig(RotaryConfig):
         return 2 * self.turning_pairs(model) if self.partial == "neox" else model.head_dim
 
     def transformers_keys(self, model):
-        if self.layout != "half" or self.turning_pairs(model) < model.head_dim // 2:
+        architecture = architecture_keys(model, [int(self.acts_in(n)) for n in range(model.num_hidden_layers)])
+        if not architecture or self.layout != "half" or self.turning_pairs(model) < model.head_dim // 2:
             return {}  # its Llama would silently rotate whole heads in halves
         base, scaling = self.base, {"rope_type": "default"}
         if isinstance(self.scaling, NtkScalingConfig):  # which is nothing but another base
@@ -251,10 +253,8 @@ class RopeConfig(RotaryConfig):
         elif self.scaling is not None:
             length = self.scaling.original_max_position_embeddings or model.max_position_embeddings
             scaling = self.scaling.model_dump(exclude_none=True) | {"original_max_position_embeddings": length}
-        layers = [int(self.acts_in(layer)) for layer in range(model.num_hidden_layers)]
-        llama = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
         return {
-            **(llama if all(layers) else smollm3_keys(layers)),
+            **architecture,
             # version 4 reads rope_theta and rope_scaling and silently ignores rope_parameters, version 5 reads all
             "rope_theta": base,
             **({} if self.scaling is None or base != self.base else {"rope_scaling": scaling}),
@@ -316,6 +316,8 @@ class ModelConfig(FrozenConfig):
     """standard deviation of the initial weights"""
     tie_word_embeddings: bool = True
     """one matrix for the token embeddings and the output"""
+    qk_norm: bool = False
+    """RMSNorm of each query and key head (Henry et al. 2020), before the rotation, as in Qwen3"""
     attention: Literal["softmax", "linear"] = "softmax"
     """softmax over the scores, or linear attention with elu + 1 (Katharopoulos et al. 2020)"""
     position: SerializeAsAny[PositionConfig] = RopeConfig(scheme="rope")

@@ -57,10 +57,9 @@ def test_causal_mask_with_padding():
     ]
 
 
-def attention_of(heads, kv_heads):
-    config = ModelConfig(
-        vocab_size=8, hidden_size=16, head_dim=6, num_attention_heads=heads, num_key_value_heads=kv_heads
-    )
+def attention_of(heads, kv_heads, qk_norm=False):
+    shape = dict(vocab_size=8, hidden_size=16, head_dim=6, num_attention_heads=heads, num_key_value_heads=kv_heads)
+    config = ModelConfig(**shape, qk_norm=qk_norm, rms_norm_eps=0.1)
     attention = SoftmaxAttention(config).double()
     with torch.no_grad():
         for seed, parameter in enumerate(attention.parameters()):
@@ -72,6 +71,9 @@ def written_out_attention(attention, x, phases, bias, heads, kv_heads):
     """softmax(q kᵀ / √6 + bias) v, query by query, of x (B, T, 16)."""
     q, k, v = (x @ proj.weight.T for proj in (attention.q_proj, attention.k_proj, attention.v_proj))
     q, k, v = (t.unflatten(-1, (-1, 6)) for t in (q, k, v))
+    if isinstance(attention.q_norm, torch.nn.RMSNorm):
+        q, k = (t / (t.square().sum(-1, True) / 6 + 0.1).sqrt() for t in (q, k))
+        q, k = q * attention.q_norm.weight, k * attention.k_norm.weight
     if phases is not None:
         q, k = (written_out_rotation(t, phases.expand(len(x), -1, -1)) for t in (q, k))
     out = torch.zeros(*x.shape[:2], heads, 6, dtype=torch.float64)
@@ -85,10 +87,11 @@ def written_out_attention(attention, x, phases, bias, heads, kv_heads):
 @torch.no_grad()
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("with_rotation", [False, True])
+@pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (6, 1)])
-def test_attention_is_the_formula_written_out(heads, kv_heads, with_rotation, with_bias):
-    """Scores without 1/√d, a bias scaled with them, values rotated, groups dealt out in the wrong order."""
-    attention, x = attention_of(heads, kv_heads), random(2, 4, 16, seed=9)
+def test_attention_is_the_formula_written_out(heads, kv_heads, qk_norm, with_rotation, with_bias):
+    """Scores without 1/√d, a bias scaled with them, values rotated or normed, norms after the rotation."""
+    attention, x = attention_of(heads, kv_heads, qk_norm), random(2, 4, 16, seed=9)
     phases = 3 * random(1, 4, 3, seed=8) if with_rotation else None
     bias = with_bias * random(heads, 4, 4, seed=7)
     rotation = (phases[0].cos(), phases[0].sin()) if with_rotation else None

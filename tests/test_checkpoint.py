@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from base import InputError
 from data.tokenizer import TokenizerConfig, tokenizer_files, train_tokenizer
@@ -34,12 +34,12 @@ def saved(tiny_model, tmp_path):
 def llama_folder(tmp_path):
     """Makes a folder as `transformers` saves it; returns it and the model."""
 
-    def save(shard_size="1GB", **changes):
+    def save(shard_size="1GB", kind="llama", **changes):
         shape = dict(vocab_size=48, hidden_size=32, intermediate_size=72, num_hidden_layers=2, num_attention_heads=4)
-        config = LlamaConfig(**{**shape, "num_key_value_heads": 2, "initializer_range": 0.2, **changes})
+        shape |= dict(num_key_value_heads=2, initializer_range=0.2)
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            model = LlamaForCausalLM(config).eval()
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**shape, **changes})).eval()
         model.save_pretrained(tmp_path / "llama", max_shard_size=shard_size)
         return tmp_path / "llama", model
 
@@ -104,19 +104,21 @@ def test_further_files_and_the_trainer_come_back(saved):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("name", ["rope", "none"])
+@pytest.mark.parametrize("name, qk_norm, theirs_is", [
+    ("rope", False, "LlamaForCausalLM"), ("none", False, "SmolLM3ForCausalLM"), ("rope", True, "Qwen3ForCausalLM")
+])  # fmt: skip
 @pytest.mark.parametrize("heads, kv_heads", HEADS)
 def test_transformers_opens_our_folder_with_equal_logits(
-    name, heads, kv_heads, tied, tiny_model, tokens, tmp_path
+    name, qk_norm, theirs_is, heads, kv_heads, tied, tiny_model, tokens, tmp_path
 ):
     """Missing weights only warn there: nothing may be missing, unexpected or of another shape."""
     position = {"scheme": "rope", "base": 500.0} if name == "rope" else name
     shape = dict(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=12, rms_norm_eps=1e-3)
-    model = tiny_model(position, torch.float32, tie_word_embeddings=tied, **shape)
+    model = tiny_model(position, torch.float32, tie_word_embeddings=tied, qk_norm=qk_norm, **shape)
     save_checkpoint(tmp_path / "c", model, {})
     theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path / "c", output_loading_info=True)
     assert not any(info.values()), info
-    assert type(theirs).__name__ == {"rope": "LlamaForCausalLM", "none": "SmolLM3ForCausalLM"}[name]
+    assert type(theirs).__name__ == theirs_is
     assert_same_logits(model, theirs.eval(), tokens)
 
 
@@ -125,6 +127,18 @@ def test_transformers_does_not_open_what_it_would_compute_otherwise(scheme, tiny
     if scheme in ("none", "rope"):
         return
     save_checkpoint(tmp_path / "c", tiny_model(scheme, torch.float32), {})
+    with pytest.raises(ValueError, match="whereabouts"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "c")
+
+
+@pytest.mark.parametrize("options", [
+    {"scheme": "rope", "attention": "linear"},
+    {"scheme": "none", "attention": "linear"},
+    {"scheme": "none", "qk_norm": True},
+    {"scheme": {"scheme": "rope", "every": 2}, "qk_norm": True},
+])  # fmt: skip
+def test_transformers_does_not_open_other_attention_as_its_own(options, tiny_model, tmp_path):
+    save_checkpoint(tmp_path / "c", tiny_model(**options, dtype=torch.float32), {})
     with pytest.raises(ValueError, match="whereabouts"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "c")
 
@@ -140,12 +154,12 @@ def test_token_ids_of_the_text_s_ends_are_written(tiny_model, tmp_path):
 # We read those of transformers
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("heads, kv_heads", HEADS)
-def test_a_llama_of_transformers_gives_equal_logits(heads, kv_heads, tied, llama_folder, tokens):
-    folder, theirs = llama_folder(
-        num_attention_heads=heads, num_key_value_heads=kv_heads, tie_word_embeddings=tied, rms_norm_eps=1e-3
-    )
+def test_a_model_of_transformers_gives_equal_logits(heads, kv_heads, tied, kind, llama_folder, tokens):
+    shape = dict(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=8)
+    folder, theirs = llama_folder(kind=kind, tie_word_embeddings=tied, rms_norm_eps=1e-3, **shape)
     assert_same_logits(load_checkpoint(folder), theirs, tokens)
 
 
@@ -227,6 +241,7 @@ def test_a_config_that_is_no_mapping_is_refused(saved, content):
         ("hidden_act", "gelu"),
         ("attention_bias", True),
         ("mlp_bias", True),
+        ("use_sliding_window", True),
         ("model_type", "gpt2"),
         ("rope_parameters", {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "mscale": 0.7}),
         ("rope_scaling", {"type": "dynamic", "factor": 2.0}),

@@ -139,12 +139,15 @@ def test_every_scheme_trains_all_its_parameters_and_its_checkpoint_generates(tmp
     assert capsys.readouterr().out.endswith("\n")
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
+@pytest.mark.parametrize("schedule, optimizer", [("cosine", "adamw"), ("wsd", "muon")])
 @pytest.mark.parametrize("micro_batch_size", [4, 3])
-def test_a_run_stopped_thrice_ends_as_if_never_stopped(tmp_path, monkeypatch, scheme, schedule, micro_batch_size):
+def test_a_run_stopped_thrice_ends_as_if_never_stopped(
+    tmp_path, monkeypatch, scheme, schedule, optimizer, micro_batch_size
+):
     """No batch twice, no row twice, right the second and the third time too."""
     every = ["train.steps=11", "train.checkpoint_every=3", "train.eval_every=2", f"model.position={scheme}"]
     every += [f"train.schedule={schedule}", f"train.micro_batch_size={micro_batch_size}", "train.decay_fraction=0.5"]
+    every += [f"train.optimizer={optimizer}"]
     whole, stopped = (run_config(tmp_path, f"name={name}", *every) for name in ("whole", "stopped"))
     train(whole)
     interrupted(monkeypatch, stopped, 5)
@@ -431,16 +434,18 @@ def test_a_trainer_s_state_that_is_another_s_is_refused(tmp_path, change):
         train(run_config(tmp_path, "train.steps=7"), resume=True)
 
 
-@pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq", "step"])
+@pytest.mark.parametrize(
+    "optimizer, moment", [("adamw", "exp_avg"), ("adamw", "exp_avg_sq"), ("adamw", "step"), ("muon", "momentum")]
+)
 @pytest.mark.parametrize("value", [torch.ones(3), "five", None])
-def test_moments_of_another_shape_are_refused(tmp_path, moment, value):
-    config = run_config(tmp_path)
+def test_moments_of_another_shape_are_refused(tmp_path, optimizer, moment, value):
+    config = run_config(tmp_path, f"train.optimizer={optimizer}")
     train(config)
     trainer = trainer_state(config.folder)
     trainer["optimizer"]["state"][1][moment] = value
     replace_trainer(config.folder, trainer)
     with pytest.raises(InputError, match="trainer.pt: not the state of this run"):
-        train(run_config(tmp_path, "train.steps=7"), resume=True)
+        train(run_config(tmp_path, f"train.optimizer={optimizer}", "train.steps=7"), resume=True)
 
 
 def replace_trainer(run, trainer):

@@ -10,6 +10,7 @@ from configs import TrainConfig
 from model.device import autocast
 from model.transformer import Transformer
 from training.evaluation import summed_loss
+from training.muon import Muon
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
@@ -28,20 +29,24 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 
 def build_optimizer(model: Transformer, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019) that decays matrices only: no norm, embedding or position parameter."""
+    """AdamW (Loshchilov & Hutter 2019) that decays matrices only: no norm, embedding or position parameter.
+
+    muon moves the matrices of the layers by Muon instead, and the rest as AdamW does.
+    """
     position = list(model.position.parameters())
     matrices = [module.weight for module in model.layers.modules() if isinstance(module, nn.Linear)]
-    if not model.config.tie_word_embeddings:
-        matrices.append(model.lm_head.weight)
-    taken = {id(parameter) for parameter in position + matrices}
+    head = [] if model.config.tie_word_embeddings else [model.lm_head.weight]
+    taken = {id(parameter) for parameter in position + matrices + head}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in taken]
+    moved_by_muon = {"momentum": config.momentum} if config.optimizer == "muon" else {}
     groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": matrices, "weight_decay": config.weight_decay, **moved_by_muon},
+        {"params": head, "weight_decay": config.weight_decay},
         {"params": rest, "weight_decay": 0.0},
         {"params": position, "weight_decay": 0.0, "scale": model.config.position.learning_rate_scale},
     ]
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
+    return Muon(groups, lr=config.learning_rate, betas=config.betas, fused=True)
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict) -> None:
@@ -54,10 +59,13 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict) -> None:
         if [group["params"] for group in state["param_groups"]] != [group["params"] for group in groups]:
             raise ValueError("the moments of other parameters")
         optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
-        for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-            shapes = {name: moment.shape for name, moment in optimizer.state[parameter].items()}
-            if shapes != {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}:
-                raise ValueError(f"moments of the shapes {list(map(list, shapes.values()))}")
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                shape = parameter.shape
+                adamw = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
+                shapes = {name: moment.shape for name, moment in optimizer.state[parameter].items()}
+                if shapes != ({"momentum": shape} if "momentum" in group else adamw):
+                    raise ValueError(f"moments of the shapes {list(map(list, shapes.values()))}")
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError(f"no optimizer's state: {type(error).__name__}") from error
 

@@ -1,0 +1,64 @@
+"""Muon: matrices move along their momentum made orthogonal."""
+
+import math
+
+import torch
+from torch import Tensor
+
+# One (a, b, c) per iteration of X ← aX + b(XXᵀ)X + c(XXᵀ)²X: the best for singular values that may be as small as
+# 1e-3 (Amsel et al. 2025, "The Polar Express", algorithm 1).
+COEFFICIENTS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+)
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """UVᵀ of each U S Vᵀ of (…, rows, columns), approximately, by matrix products alone."""
+    transposed = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if transposed else matrices
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.01 + 1e-7)  # no singular value above 1
+    for a, b, c in COEFFICIENTS:
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if transposed else x
+
+
+class Muon(torch.optim.AdamW):
+    """Muon (Jordan et al. 2024) for the groups that have a `momentum`, which hold matrices; AdamW for the others.
+
+    A matrix moves by lr · 0.2 √max(rows, columns) · UVᵀ, whose root mean square is about that of AdamW's steps
+    (Liu et al. 2025, section 2.2): one learning rate and weight decay serve both.
+    """
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            if "momentum" in group:
+                self._step_matrices(group)
+        super().step()  # passes over the matrices, which have no gradient any more
+
+    def __setstate__(self, state: dict) -> None:
+        torch.optim.Optimizer.__setstate__(self, state)  # AdamW's, for files of old, wants each parameter's step count
+
+    def _step_matrices(self, group: dict) -> None:
+        by_shape: dict[torch.Size, list[Tensor]] = {}
+        for matrix in group["params"]:
+            by_shape.setdefault(matrix.shape, []).append(matrix)
+        for matrices in by_shape.values():  # many small products at once cost less than one after the other
+            directions = []
+            for matrix in matrices:
+                state = self.state[matrix]
+                if not state:
+                    state["momentum"] = torch.zeros_like(matrix)
+                average = state["momentum"]
+                average.lerp_(matrix.grad, 1 - group["momentum"])
+                directions.append(matrix.grad.lerp(average, group["momentum"]))  # Nesterov's
+            directions = orthogonalize(torch.stack(directions))
+            step = group["lr"] * 0.2 * math.sqrt(max(matrices[0].shape))
+            for matrix, direction in zip(matrices, directions):
+                matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=step)
+                matrix.grad = None
