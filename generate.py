@@ -38,7 +38,7 @@ class TextStream:
 
 
 def generate_text(
-    folder: Path, prompt: str, *, num_samples: int, stats: bool, rope_scaling: dict | None, **sampling
+    folder: Path, prompt: str, *, num_samples: int, dtype: str, stats: bool, rope_scaling: dict | None, **sampling
 ) -> None:
     """Writes num_samples continuations of the prompt to stdout, the first as it is made.
 
@@ -81,6 +81,7 @@ def generate_text(
         num_samples=num_samples,
         stop_ids=tuple(stop),
         vocab_size=tokenizer.get_vocab_size(),
+        dtype=getattr(torch, dtype),
         **sampling,
     )
     streams = [TextStream(tokenizer, prompt_ids) for _ in range(num_samples)]
@@ -182,6 +183,12 @@ def main() -> None:
         type=scaling,
         metavar="METHOD:FACTOR",
         help="reach FACTOR times the trained length by linear, ntk, yarn or llama3 scaling of a model with rope",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of the weights while tokens are made; bfloat16 reads half the memory; default float32",
     )
     parser.add_argument("--stats", action="store_true", help="print tokens/s to stderr")
     share_the_cores()

@@ -107,7 +107,8 @@ class LinearAttention(Attention):
     """
 
     def forward(self, x, rotation, mask, cache, layer, padding=None):
-        q, k, v = self.projected(x)
+        # Sums over all tokens seen: the next token would be lost in those of half precision.
+        q, k, v = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in self.projected(x))
         groups = q.shape[-2] // k.shape[-2]
         q, k, v = F.elu(q) + 1, (F.elu(k) + 1).repeat_interleave(groups, dim=-2), v.repeat_interleave(groups, dim=-2)
         if padding is not None:
@@ -125,7 +126,8 @@ class LinearAttention(Attention):
             cache.layers[layer] = (states + turned_k.mT @ v, key_sums[..., -1:, :])
         normalizer = (q * key_sums).sum(dim=-1, keepdim=True)
         # a row of padding has seen nothing: 0 / 0
-        return self.o_proj((numerator / normalizer.clamp(min=1e-6)).transpose(1, 2).flatten(-2))
+        out = (numerator / normalizer.clamp(min=1e-6)).to(x.dtype)
+        return self.o_proj(out.transpose(1, 2).flatten(-2))
 
 
 ATTENTIONS = {"softmax": SoftmaxAttention, "linear": LinearAttention}

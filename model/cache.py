@@ -19,10 +19,10 @@ class Cache:
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Stores k (rotated) and v of shape (batch, heads, T, head_dim) from `length` on.
 
-        Returns all keys and all values, each (batch, heads, length + T, head_dim).
+        Returns all keys and all values, each (batch, heads, length + T, head_dim), in the dtype of the new ones.
         """
-        end = self.length + k.shape[-2]
-        if layer not in self.layers or end > self.layers[layer][0].shape[-2]:
+        end, kept = self.length + k.shape[-2], self.layers.get(layer, (k[..., :0, :],))[0]
+        if end > kept.shape[-2] or kept.dtype != k.dtype:
             self.layers[layer] = tuple(
                 self._grown(old, new, end) for old, new in zip(self.layers.get(layer, (None, None)), (k, v))
             )

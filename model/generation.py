@@ -1,5 +1,6 @@
 """Sampling: from logits to probabilities, to a token, to a text."""
 
+import copy
 from collections.abc import Iterator
 
 import torch
@@ -53,6 +54,11 @@ def prefill(model: Transformer, input_ids: Tensor, cache: Cache) -> Tensor:
     return logits
 
 
+def decoder(model: Transformer, dtype: torch.dtype | None) -> Transformer:
+    """The model with weights in dtype: itself, or a copy, which reads half the memory for a token in bfloat16."""
+    return model if dtype in (None, model.output_weight.dtype) else copy.deepcopy(model).to(dtype)
+
+
 @torch.inference_mode()
 def generate(
     model: Transformer,
@@ -66,17 +72,20 @@ def generate(
     seed: int = 0,
     stop_ids: tuple[int, ...] = (),
     vocab_size: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Iterator[Tensor]:
     """Yields the (num_samples,) ids of each new position after one prompt (T,).
 
     The prompt is read once for all samples. A row that has drawn one of stop_ids goes on with the first of them; the
     end comes when all rows have, or after max_new_tokens.
     vocab_size: ids from there on, which pad the output layer, are never drawn.
+    dtype: of the weights while tokens are made; None: as they are. On a CPU the prompt is read with the model's own: products of many rows
+    in bfloat16 are slow there, those of one row wait for the memory only.
     InputError where the model's logits are not finite.
     """
     generator = torch.Generator(input_ids.device).manual_seed(seed)
-    cache = Cache()
-    logits = prefill(model, input_ids, cache).expand(num_samples, -1)
+    cache, light = Cache(), decoder(model, dtype)
+    logits = prefill(model if input_ids.device.type == "cpu" else light, input_ids, cache).expand(num_samples, -1)
     cache.repeat(num_samples)
     stops = torch.tensor(stop_ids, dtype=torch.long, device=input_ids.device)
     done = torch.zeros(num_samples, dtype=torch.bool, device=input_ids.device)
@@ -90,4 +99,4 @@ def generate(
         yield ids
         if made == max_new_tokens or done.all():
             return
-        logits = model(ids[:, None], cache)[:, -1]
+        logits = light(ids[:, None], cache)[:, -1]

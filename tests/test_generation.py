@@ -8,7 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from data.tokenizer import END_OF_TEXT, TokenizerConfig, train_tokenizer
 from generate import TextStream
-from model.generation import generate, probabilities, sample_token
+from model.cache import Cache
+from model.generation import decoder, generate, probabilities, sample_token
 
 
 def draws(count, probs, **options):
@@ -210,3 +211,29 @@ def test_streamed_text_keeps_the_space_of_its_first_word(prompt, capsys):
     assert tokenizer.decode([1]) == "b"
     pieces = printed(tokenizer, tokenizer.encode(prompt).ids, [1, 0, 1], capsys)
     assert pieces == [" b", " a", " b", "\n"]
+
+
+# Weights in half precision
+
+
+def test_on_a_cpu_the_prompt_is_read_in_float32_and_tokens_are_made_in_bfloat16(scheme, tiny_model, tokens):
+    """A prompt in bfloat16 takes a hundred times as long; the model that was given stays as it is."""
+    model, passes = tiny_model(scheme, torch.float32), []
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.norm.register_forward_hook(lambda _, args, out: passes.append((out.shape[1], out.dtype)))
+    got = rows(generate(model, tokens(5), 4, temperature=0, num_samples=2, dtype=torch.bfloat16))
+    assert passes == [(5, torch.float32)] + 3 * [(1, torch.bfloat16)]
+    assert got.shape == (2, 4)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+def test_a_long_text_decoded_in_bfloat16_stays_close_to_float64(attention, tiny_model, tokens):
+    """Keys cached in float32 meet queries in bfloat16; sums over hundreds of tokens would lose the next one."""
+    model, ids = tiny_model("rope", attention=attention), tokens(1, 600)
+    expected = model(ids)[0, 500:]
+    cache, light = Cache(), decoder(model, torch.bfloat16)
+    model.float()(ids[:, :500], cache)
+    got = torch.cat([light(token, cache)[0] for token in ids[:, 500:].split(1, dim=1)])
+    assert (got - expected).norm() < 0.02 * expected.norm()

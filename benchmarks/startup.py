@@ -1,0 +1,51 @@
+"""What happens before the first step: python benchmarks/startup.py
+
+Whole processes, median of five: --help of the three programs; a config with a mistake; and train.py on the built-in
+corpus with the tokens cached, from the command to the end of the first step, which its first metrics row marks.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from side_by_side import ROOT, interleaved, table
+
+QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+
+
+def run(program: str, *arguments) -> None:
+    """Runs a program to its end, whatever its exit status."""
+    subprocess.run([sys.executable, ROOT / program, *map(str, arguments)], capture_output=True)
+
+
+def first_step(folder: str) -> None:
+    """Starts a run and ends it as soon as its first step is logged."""
+    settings = [f"runs_dir={folder}", f"data.cache_dir={folder}/cache", "train.log_every=1"]
+    command = [sys.executable, ROOT / "train.py", QUICKSTART, "--overwrite", *settings]
+    metrics = Path(folder) / "quickstart" / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        while not (metrics.exists() and metrics.stat().st_size):
+            time.sleep(0.005)
+        process.kill()
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        times = interleaved(
+            {
+                "train.py --help": lambda: run("train.py", "--help"),
+                "generate.py --help": lambda: run("generate.py", "--help"),
+                "compare.py --help": lambda: run("compare.py", "--help"),
+                "a config with a mistake": lambda: run("train.py", QUICKSTART, "train.stepz=3"),
+                "train.py to its first step": lambda: first_step(folder),
+            },
+            rounds=5,
+        )
+    print(table([{"command": name, "seconds": f"{taken:.2f}"} for name, taken in times.items()]))
+
+
+if __name__ == "__main__":
+    main()
