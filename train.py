@@ -93,7 +93,7 @@ def train_steps(run, corpus, batches, model, optimizer, trainer: dict, signals: 
 
     from data.tokenizer import tokenizer_files
     from model.checkpoint import save_checkpoint
-    from model.device import autocast
+    from model.device import autocast, to_device
     from training.evaluation import bits_per_byte, evaluate
     from training.optimizer import compile_where_possible, learning_rate, optimizer_step
     from training.tracking import build_tracker
@@ -108,7 +108,7 @@ def train_steps(run, corpus, batches, model, optimizer, trainer: dict, signals: 
     for step in bar:
         begun = time.perf_counter()
         rate = learning_rate(step, settings)
-        input_ids, targets = (ids.to(device) for ids in batches[step - 1])
+        input_ids, targets = (to_device(ids, device) for ids in batches[step - 1])
         with advice_where_memory_ends(settings, device):
             loss, norm = optimizer_step(model, optimizer, input_ids, targets, rate, settings)
         busy, busy_steps = busy + time.perf_counter() - begun, busy_steps + 1

@@ -30,3 +30,8 @@ def autocast(dtype: str, device: torch.device):
     if dtype == "bfloat16" or (dtype == "auto" and has_bfloat16):
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on the device; to a GPU from pinned memory, so that the copy runs while the program goes on."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
