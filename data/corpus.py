@@ -152,11 +152,11 @@ def _write_tokens(path, config, tokenizer, documents):
     dtype = numpy.dtype("<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4")
     size = {"documents": 0, "bytes": 0, "tokens": 0}
 
-    def counted():
-        for document in documents:
-            size["documents"] += 1
-            size["bytes"] += _bytes(document)
-            yield document
+    def counted(document):  # as it is read: a long one is a file
+        size["documents"] += 1
+        for part in parts(document):
+            size["bytes"] += len(part.encode())
+            yield part
 
     def write_header(file):  # numpy leaves room in it for the length to grow
         header = {"descr": dtype.str, "fortran_order": False, "shape": (size["tokens"],)}
@@ -164,7 +164,7 @@ def _write_tokens(path, config, tokenizer, documents):
 
     with path.open("wb") as file:
         write_header(file)
-        for ids in token_chunks(tokenizer, config, counted()):
+        for ids in token_chunks(tokenizer, config, map(counted, documents)):
             file.write(numpy.array(ids, dtype).tobytes())
             size["tokens"] += len(ids)
         file.seek(0)

@@ -482,7 +482,7 @@ def test_a_great_many_tiny_documents(load, tmp_path, fuzz):
 def test_memory_does_not_grow_with_the_corpus(kind, load, tmp_path, monkeypatch):
     """Python's share of it, on a small scale; benchmarks/prepare_memory.py measures all of it with 2 GB of text."""
     monkeypatch.setattr(sources, "_PART_BYTES", 2**16)
-    monkeypatch.setattr(tokenizer_module, "_BATCH_CHARACTERS", 2**14)
+    monkeypatch.setattr(tokenizer_module, "_BATCH_BYTES", 2**14)
     peaks = []
     for size in (300_000, 1_500_000):
         (tmp_path / "a.txt").write_text("some words é\n" * (size // 13))

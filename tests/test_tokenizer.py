@@ -1,8 +1,11 @@
+import itertools
 import json
 import subprocess
 import sys
 
+import numpy
 import pytest
+from hypothesis import example, given, settings, strategies
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
@@ -37,6 +40,11 @@ AWKWARD = [
 
 def trained(kind, vocab_size=400):
     return train_tokenizer(TokenizerConfig(kind=kind, vocab_size=vocab_size), CORPUS + AWKWARD)
+
+
+def tokens(tokenizer, kind, documents):
+    """The ids of token_chunks as one list."""
+    return numpy.concatenate([*token_chunks(tokenizer, TokenizerConfig(kind=kind), documents)]).tolist()
 
 
 def saved(tokenizer, folder):
@@ -159,18 +167,59 @@ def test_training_is_deterministic():
 def test_chunks_give_the_tokens_of_whole_documents(kind, size, monkeypatch):
     """A cut inside a word, or before the wrong space of several, would change tokens."""
     monkeypatch.setattr(module, "_PIECE_CHARACTERS", size)
-    monkeypatch.setattr(module, "_BATCH_CHARACTERS", 100)
+    monkeypatch.setattr(module, "_BATCH_BYTES", 100)
     tokenizer = trained(kind)
     end = [tokenizer.token_to_id(END_OF_TEXT)]
     expected = sum((end + tokenizer.encode(text).ids for text in AWKWARD), [])
     chunks = list(token_chunks(tokenizer, TokenizerConfig(kind=kind), AWKWARD))
-    assert sum(chunks, []) == expected
+    assert numpy.concatenate(chunks).tolist() == expected
     assert len(chunks) > 1
     in_parts = [[text[i : i + 5] for i in range(0, len(text), 5)] for text in AWKWARD]
-    assert sum(token_chunks(tokenizer, TokenizerConfig(kind=kind), in_parts), []) == expected
+    assert tokens(tokenizer, kind, in_parts) == expected
     assert train_tokenizer(TokenizerConfig(kind=kind, vocab_size=400), in_parts + CORPUS).to_str() == (
         train_tokenizer(TokenizerConfig(kind=kind, vocab_size=400), AWKWARD + CORPUS).to_str()
     )
+
+
+SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2007\u200a\u2028\u2029\u202f\u205f\u3000" + "\x00\x1c\x1f\u200b\ufeff"
+FRAGMENTS = [*SPACES, *"'.-_1aZsé²北。😀", "'ll", "'re", "don't", "\r\n", "  ", " the", "e\u0301", "ab" * 40, END_OF_TEXT]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_repeated_words_encoded_once_give_the_tokens_of_whole_documents(kind, fuzz):
+    """Any text from characters that separate words or may seem to, and in one batch with others."""
+    tokenizer = train_tokenizer(TokenizerConfig(kind=kind, vocab_size=400), [*FRAGMENTS * 9, *map(chr, range(256))])
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    fragments = strategies.sampled_from(FRAGMENTS) | strategies.characters(max_codepoint=255)
+    texts = strategies.lists(fragments, min_size=1, max_size=30).map("".join)
+
+    @settings(max_examples=3 * fuzz, derandomize=True, database=None, deadline=None)
+    @given(strategies.lists(texts, max_size=4))
+    @example([])
+    def check(documents):
+        expected = [number for text in documents for number in (end, *encode(tokenizer, text))]
+        assert tokens(tokenizer, kind, documents) == expected
+
+    check()
+
+
+def test_every_pair_of_characters_is_cut_only_where_words_end():
+    """Each of ASCII with each, and each space beyond it, with what may come around them."""
+    split = trained("bpe").pre_tokenizer.pre_tokenize_str
+    characters = [*map(chr, range(128)), *SPACES, "é", "北"]
+    for a, (left, right) in itertools.product(characters, [("", ""), (" ", "s"), ("'", " b"), ("\t", "1")]):
+        text = "".join(left + a + b + right for b in characters)
+        ends = itertools.accumulate(len(word) for word, _ in split(text))  # in bytes
+        assert {*module._word_starts([text.encode()])} <= {0, *ends}, ascii(a)
+
+
+def test_words_of_ascii_text_are_those_of_the_pre_tokenizer():
+    """Larger ones would be repeated less often, and tokenizing be slower."""
+    text = " The cat's 2nd hat, (of_three).\n    def f(x): return 'x1'+y\n"
+    starts = module._word_starts([text.encode()])
+    words = [text[a:b] for a, b in itertools.pairwise(starts)]
+    assert words == [" The", " cat", "'s", " 2", "nd", " hat", ",", " (", "of", "_", "three", ").", "\n    def", " f",
+                     "(", "x", "):", " return", " 'x", "1", "'+", "y", "\n"]  # fmt: skip
 
 
 @pytest.mark.parametrize("space", (" ", "\n"))
@@ -189,11 +238,9 @@ def test_no_character_makes_a_cut_unsafe(space):
 )
 def test_a_long_line_without_spaces_comes_in_bounded_pieces(kind, text):
     tokenizer = trained(kind)
-    config = TokenizerConfig(kind=kind)
-    pieces = list(module._pieces(config, text))
+    pieces = list(module._pieces(TokenizerConfig(kind=kind), text))
     assert "".join(pieces) == text and max(map(len, pieces)) < 10_100
-    ids = [i for chunk in token_chunks(tokenizer, config, [text * 4]) for i in chunk]
-    assert tokenizer.decode(ids[1:]) == text * 4
+    assert tokenizer.decode(tokens(tokenizer, kind, [text * 4])[1:]) == text * 4
 
 
 def test_words_of_chinese_japanese_and_korean_end_at_their_punctuation():
@@ -216,8 +263,8 @@ def test_a_word_without_an_end_is_encoded_in_bounded_pieces():
     tokenizer, text = trained("bpe"), "abcde" * 50_000
     for document in (text, [text[:99_999], text[99_999:]]):
         assert [*map(len, module._pieces(TokenizerConfig(), document))] == [100_000, 100_000, 50_000]
-        ids = sum(token_chunks(tokenizer, TokenizerConfig(), [document]), [])
-        assert tokenizer.decode(ids) == text
+        expected = [encode(tokenizer, piece) for piece in (text[:100_000], text[100_000:200_000], text[200_000:])]
+        assert tokens(tokenizer, "bpe", [document])[1:] == sum(expected, [])
 
 
 def test_bpe_learns_from_the_first_part_of_a_large_corpus(monkeypatch):

@@ -1,0 +1,59 @@
+"""How fast text becomes tokens: python benchmarks/tokenizing.py [SOURCE]
+
+SOURCE is a text file or anything else that data.source takes (python_docs). Prints, for every kind of tokenizer, the
+MB/s of UTF-8 at which it encodes the source's documents once trained, beside tokenizers' own encode_batch_fast on
+pieces of 10 kB, the two taking turns; and the seconds to train it and to open the corpus when it is in the cache.
+"""
+
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from data.corpus import DataConfig, load_corpus  # noqa: E402
+from data.sources import open_source  # noqa: E402
+from data.tokenizer import parts, token_chunks, train_tokenizer  # noqa: E402
+
+ROUNDS = 5
+
+
+def seconds(function) -> float:
+    """Wall time of one call."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    source = sys.argv[1] if len(sys.argv) > 1 else "python_docs"
+    with tempfile.TemporaryDirectory() as cache:
+        for kind in ("byte", "char", "bpe"):
+            config = DataConfig(source=source, cache_dir=cache, tokenizer={"kind": kind})
+            documents = ["".join(parts(document)) for document in open_source(config)["train"]()]
+            pieces = [text[n : n + 10_000] for text in documents for n in range(0, len(text), 10_000)]
+            megabytes = sum(len(text.encode()) for text in documents) / 1e6
+            start = time.perf_counter()
+            tokenizer = train_tokenizer(config.tokenizer, documents)
+            training = time.perf_counter() - start
+
+            def ours():
+                return sum(map(len, token_chunks(tokenizer, config.tokenizer, documents)))
+
+            def theirs():
+                return sum(len(encoding.ids) for encoding in tokenizer.encode_batch_fast(pieces))
+
+            rounds = [(seconds(ours), seconds(theirs)) for _ in range(ROUNDS)]
+            mine, plain = (megabytes / statistics.median(times) for times in zip(*rounds))
+            load_corpus(config)
+            cached = statistics.median(seconds(lambda: load_corpus(config)) for _ in range(ROUNDS))
+            print(
+                f"{source}, {megabytes:.1f} MB, {kind}: {mine:.1f} MB/s, encode_batch_fast {plain:.1f} MB/s "
+                f"(medians of {ROUNDS}); training {training:.2f} s, load_corpus from the cache {cached:.2f} s"
+            )
+
+
+if __name__ == "__main__":
+    main()
