@@ -31,15 +31,15 @@ class Bigram(nn.Module):
 
     def __init__(self, max_length=None):
         super().__init__()
-        table = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(0))
-        self.output_weight, self.position = table, SimpleNamespace(max_length=max_length)
+        self.table = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(0))
+        self.output_weight, self.position = torch.eye(VOCAB), SimpleNamespace(max_length=max_length)
 
-    def forward(self, input_ids, logits_to_keep=0):
-        return self.output_weight[input_ids[:, -logits_to_keep:]]
+    def hidden_states(self, input_ids):
+        return self.table[input_ids]
 
     def nats(self, tokens):
         """Of each token but the first."""
-        log_probs = self.output_weight.double().log_softmax(-1)
+        log_probs = self.table.double().log_softmax(-1)
         return [-log_probs[a, b].item() for a, b in zip(tokens.tolist(), tokens[1:].tolist())]
 
 
@@ -75,7 +75,7 @@ def test_loss_is_that_of_windows_side_by_side_however_many_go_through_at_once(
 
 def test_large_token_ids_are_not_taken_for_negative():
     model = Bigram()
-    model.output_weight = torch.zeros(65_536, 2).index_fill(1, torch.tensor(1), 3.0)
+    model.table, model.output_weight = torch.zeros(65_536, 2).index_fill(1, torch.tensor(1), 3.0), torch.eye(2)
     stream = numpy.array([65_535, 1, 1], numpy.uint16)
     assert evaluate(model, stream, 2) == pytest.approx(2 * math.log(1 + math.exp(-3)), rel=1e-6)
 
@@ -127,8 +127,12 @@ def test_loss_by_context_of_a_real_model_token_by_token(model):
 class TellsItsContext(Bigram):
     """Gives every token a loss of as many nats as it has tokens before it in the window."""
 
-    def forward(self, input_ids, logits_to_keep=0):
-        before = torch.arange(1, input_ids.shape[1] + 1)[-logits_to_keep:]
+    def __init__(self):
+        super().__init__()
+        self.output_weight = torch.eye(2, dtype=torch.float64)
+
+    def hidden_states(self, input_ids):
+        before = torch.arange(1, input_ids.shape[1] + 1)
         # targets are all 0; of two tokens the other is e^before − 1 times as likely
         other = torch.expm1(before.double()).log()
         return torch.stack((torch.zeros_like(other), other), dim=-1).expand(len(input_ids), -1, -1)

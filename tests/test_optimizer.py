@@ -9,6 +9,7 @@ from configs import TrainConfig
 from model.config import ModelConfig
 from model.position import POSITIONS, Position
 from model.transformer import Transformer
+from training.evaluation import evaluate
 from training.optimizer import build_optimizer, compile_where_possible, learning_rate, optimizer_step
 
 EXACT = {"rel": 1e-12}
@@ -192,3 +193,17 @@ def test_compiling_keeps_the_names_of_the_weights(model, monkeypatch):
     compile_where_possible(model)
     assert len(compiled) == 2  # the trial and the model
     assert list(model.state_dict()) == names
+
+
+def test_training_and_evaluation_run_what_was_compiled(model, batch, monkeypatch):
+    """They go round forward, and would stay eager if that alone were compiled."""
+    runs = []
+    monkeypatch.setattr(torch, "compile", lambda function: lambda *args: runs.append(function) or function(*args))
+    compile_where_possible(model)
+    del runs[:]  # the trial
+    config = TrainConfig(micro_batch_size=4)
+    optimizer_step(model, build_optimizer(model, config), *batch, 1e-3, config)
+    assert len(runs) == 2, "once for each part of the batch"
+    evaluate(model, batch[0][0].numpy(), 7)
+    model(batch[0])
+    assert len(runs) == 4

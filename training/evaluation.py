@@ -4,20 +4,13 @@ import math
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from model.transformer import Transformer
+from training.loss import token_losses
 
 EVAL_TOKENS = 8192  # a pass; bounds the memory, whatever batch size is trained with
 TARGETS = 2048  # scored for the loss by context; at 8 times the context each costs 32 tokens, since windows overlap
 POSITION_TOKENS = 65_536  # scored for the loss by position
-
-
-def summed_loss(model: Transformer, input_ids: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy in nats, summed over the B·T tokens of input_ids and targets (B, T)."""
-    logits = model(input_ids)
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
 
 
 @torch.no_grad()
@@ -29,7 +22,7 @@ def evaluate(model: Transformer, tokens: np.ndarray, context: int) -> float:
         rows = min(max(1, EVAL_TOKENS // context), (last - start) // context) or 1
         end = min(start + rows * context, last)  # one shorter window where the tokens don't fill the last
         window = torch.from_numpy(tokens[start : end + 1].astype(np.int64)).to(device)
-        total += summed_loss(model, window[:-1].view(rows, -1), window[1:].view(rows, -1)).item()
+        total += token_losses(model, window[:-1].view(rows, -1), window[1:].view(rows, -1)).sum().item()
         start = end
     return total
 
@@ -90,9 +83,8 @@ def _window_nats(model, tokens, starts, length, scored):
     for first in range(0, len(starts), rows):
         windows = np.stack([tokens[start : start + length + 1] for start in starts[first : first + rows]])
         windows = torch.from_numpy(windows.astype(np.int64)).to(model.output_weight.device)
-        logits, targets = model(windows[:, :-1], logits_to_keep=scored), windows[:, -scored:]
-        nats = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
-        yield nats.view(targets.shape).cpu().double()  # not all devices have float64
+        nats = token_losses(model, windows[:, :-1], windows[:, -scored:])
+        yield nats.cpu().double()  # not all devices have float64
 
 
 def bits_per_byte(nats: float, text_bytes: int) -> float:

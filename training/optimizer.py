@@ -9,7 +9,7 @@ from torch import nn
 from configs import TrainConfig
 from model.device import autocast
 from model.transformer import Transformer
-from training.evaluation import summed_loss
+from training.loss import summed_loss
 from training.muon import Muon
 
 
@@ -101,11 +101,11 @@ def optimizer_step(
     return mean, norm
 
 
-def compile_where_possible(model: nn.Module) -> None:
-    """Compiles the model's forward in place, so that its weights keep their names; warns where no compiler works."""
+def compile_where_possible(model: Transformer) -> None:
+    """Compiles all but the output layer in place, so that weights keep their names; warns where no compiler works."""
     try:
         torch.compile(lambda x: x + 1)(torch.ones(2, device=next(model.parameters()).device))
     except Exception as error:  # a missing C++ compiler shows as one of several of torch's internal errors
         print(f"warning: torch.compile does not work here ({type(error).__name__}); eager mode", file=sys.stderr)
     else:
-        model.compile()
+        model.hidden_states = torch.compile(model.hidden_states)  # not forward: the loss goes round it
