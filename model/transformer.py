@@ -133,7 +133,9 @@ class Transformer(nn.Module):
         mask = None if causal and bias is None else causal_mask(positions, k_positions)
         if mask is not None and mask.dim() == 3:
             mask = mask.unsqueeze(-3)  # one mask for all heads
-        biased = mask if bias is None else torch.where(mask, bias, float("-inf")).to(x.dtype)
+        biased = mask
+        if bias is not None:  # in four dimensions: given three, SDPA takes a slow path that copies all keys
+            biased = torch.where(mask, bias, float("-inf")).to(x.dtype).view(-1, *bias.shape[-3:])
 
         for layer, block in enumerate(self.layers):
             if self.config.position.acts_in(layer):

@@ -97,7 +97,7 @@ def test_attention_receives_the_bias_as_it_is(tiny_model, tokens, monkeypatch):
     model.layers[1].self_attn.register_forward_pre_hook(lambda module, args: masks.append(args[2]))
     model(tokens(2, 3))
     x = float("-inf")
-    assert masks[0].tolist() == [[[h, x, x], [h, h, x], [h, h, h]] for h in (1.5, -2.0, 0.25, 3.0)]
+    assert masks[0].tolist() == [[[[h, x, x], [h, h, x], [h, h, h]] for h in (1.5, -2.0, 0.25, 3.0)]]
 
 
 @torch.no_grad()
