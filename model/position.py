@@ -4,9 +4,9 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from model.config import ModelConfig
+from model.linear import Embedding
 from model.scaling import SCALINGS
 
 
@@ -90,7 +90,7 @@ class LearnedPosition(Position):
     def __init__(self, config):
         super().__init__(config)
         self.max_length = config.position.max_length or config.max_position_embeddings
-        self.table = skip_init(nn.Embedding, self.max_length, config.hidden_size)
+        self.table = Embedding(self.max_length, config.hidden_size)
 
     def embedding(self, positions):
         return self.table(positions.clamp(min=0))  # padding, at negative positions, is seen by nobody
@@ -171,7 +171,7 @@ class T5Position(Position):
     def __init__(self, config):
         super().__init__(config)
         self.num_buckets, self.max_distance = config.position.num_buckets, config.position.max_distance
-        self.table = skip_init(nn.Embedding, self.num_buckets, config.num_attention_heads)
+        self.table = Embedding(self.num_buckets, config.num_attention_heads)
 
     @staticmethod
     def buckets(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:

@@ -9,6 +9,7 @@ from base import InputError, one_line
 from model.attention import ATTENTIONS, causal_mask
 from model.cache import Cache
 from model.config import ModelConfig
+from model.linear import Embedding, Linear, linear
 from model.position import build_position
 
 
@@ -24,9 +25,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -54,14 +55,12 @@ class Transformer(nn.Module):
         """seed None leaves the weights on the meta device, for `load_state_dict(…, assign=True)` to bring."""
         super().__init__()
         self.config = config
-        with torch.device("meta"):  # so that no weight is drawn from the global random state
-            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        with torch.device("meta" if seed is None else "cpu"):
+            self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
             self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
             self.norm = RMSNorm(config)
             if not config.tie_word_embeddings:
-                self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        if seed is not None:
-            self.to_empty(device="cpu")
+                self.lm_head = Linear(config.hidden_size, config.vocab_size)
         # Built last: for one seed all schemes start from the same shared weights.
         self.position = build_position(config)
         if seed is not None:
@@ -101,7 +100,7 @@ class Transformer(nn.Module):
         positions (B, T) gives each row its own; negative ones mark padding on the left.
         """
         hidden = self.hidden_states(input_ids, cache, positions)
-        return F.linear(hidden[:, -logits_to_keep:], self.output_weight)
+        return linear(hidden[:, -logits_to_keep:], self.output_weight)
 
     @property
     def output_weight(self) -> Tensor:

@@ -1,0 +1,29 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from model.linear import FEW, linear
+
+
+def random(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("out", [1, 7, 32, 48, 66])
+@pytest.mark.parametrize("shape", [(1, 1), (FEW, 1), (FEW + 1, 1), (2, 3), (5, 13), (4,)], ids=str)
+def test_any_number_of_rows_gives_the_sums_written_out(shape, out):
+    """Parts put together in the wrong order, rows that become columns, sizes that no number of parts divides."""
+    x, weight = random(*shape, 10), random(out, 10, seed=1)
+    expected = (x.unsqueeze(-2) * weight).sum(-1)
+    torch.testing.assert_close(linear(x, weight), expected, rtol=0, atol=1e-13)
+
+
+def test_few_rows_have_the_gradients_of_many():
+    x, weight = random(3, 1, 10).requires_grad_(), random(32, 10, seed=1).requires_grad_()
+    got, expected = (torch.autograd.grad(f(x, weight).square().sum(), (x, weight)) for f in (linear, F.linear))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+def test_half_precision_stays_half_precision():
+    x, weight = random(1, 1, 10, dtype=torch.bfloat16), random(32, 10, seed=1, dtype=torch.bfloat16)
+    assert torch.equal(linear(x, weight), F.linear(x, weight))
