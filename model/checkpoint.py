@@ -131,7 +131,8 @@ def load_checkpoint(
                 shape, expected = shapes[name], list(wanted[name].shape)
                 if shape != expected:
                     raise InputError(f"{file}: {shown} has shape {shape}, its config.json says {expected}")
-                tensors[name] = stored.get_tensor(outer_name)
+                # Copied to where torch would put it: elsewhere the last bits of a product may differ.
+                tensors[name] = stored.get_tensor(outer_name).clone()
                 if tensors[name].dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
                     raise InputError(f"{file}: {shown} holds {tensors[name].dtype}, weights are due")
     missing = wanted.keys() - tensors.keys()

@@ -20,7 +20,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x, weight)
     parts = weight.unflatten(0, (math.gcd(PARTS, len(weight)), -1))
     columns = x.flatten(0, -2).mT.expand(len(parts), -1, -1)
-    return torch.bmm(parts, columns).flatten(0, 1).mT.reshape(*x.shape[:-1], len(weight))
+    return torch.bmm(parts, columns).flatten(0, 1).mT.contiguous().view(*x.shape[:-1], len(weight))
 
 
 class Linear(nn.Linear):

@@ -43,8 +43,10 @@ def transformer(position="rope", **shape):
 
 def attention(position="rope", kind=SoftmaxAttention, dtype=torch.float64, **shape):
     """One attention layer with weights of order 1."""
-    torch.manual_seed(0)
-    return kind(config(position, **shape)).to(dtype).requires_grad_(False)
+    layer = kind(config(position, **shape)).to(dtype).requires_grad_(False)
+    for seed, weight in enumerate(layer.parameters()):
+        weight.copy_(draw(*weight.shape, seed=seed) / weight.shape[-1] ** 0.5)
+    return layer
 
 
 def draw(*shape, seed=0, dtype=torch.float64):
@@ -186,7 +188,7 @@ def test_values_carry_no_position(kind):
     A token that sees itself alone has weight 1: its value comes out as it went in, at any position.
     """
     layer, scheme, x = attention(kind=kind), build_position(config()), draw(1, 1, 32)
-    values = layer.heads(x, layer.v_proj).repeat_interleave(2, dim=-2)  # two query heads for each key head
+    values = layer.projected(x)[2].repeat_interleave(2, dim=-2)  # two query heads for each key head
     for position in (0, 1, 1000):
         out = layer(x, scheme.rotation(torch.tensor([position])), None, cache=None, layer=0)
         assert difference(out, layer.o_proj(values.flatten(-2))) < 1e-6
@@ -586,7 +588,7 @@ def test_alibi_is_added_after_the_scaling():
     distance = (positions[:, None] - positions).double()
     bias = build_position(config("alibi")).bias(positions, positions)
     assert difference(bias, -torch.tensor(slopes[4]).double()[:, None, None] * distance) == 0
-    q, k, v = (layer.heads(x, p).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+    q, k, v = (t.transpose(1, 2) for t in layer.projected(x))
     scores = q @ k.repeat_interleave(2, dim=1).mT / 8**0.5 + bias
     weights = scores.masked_fill(distance < 0, float("-inf")).softmax(-1)
     expected = layer.o_proj((weights @ v.repeat_interleave(2, dim=1)).transpose(1, 2).flatten(-2))
@@ -610,7 +612,7 @@ def test_the_normalizer_of_linear_attention_stays_unrotated():
     layer, x = attention(kind=LinearAttention, num_key_value_heads=4), 3 * draw(1, 12, 32)
     x[:, 0] *= 10  # a first token with large keys, which the others see turned
     rotation = build_position(config()).rotation(torch.arange(12))
-    q, k, v = (layer.heads(x, p)[0].transpose(0, 1) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+    q, k, v = (t[0].transpose(0, 1) for t in layer.projected(x))
     q, k = F.elu(q) + 1, F.elu(k) + 1  # (heads, T, head_dim)
     matrices = torch.stack([rotation_matrix(m, 8) for m in range(12)])
     turned_q, turned_k = (torch.einsum("tij,htj->hti", matrices, to_interleaved(z)) for z in (q, k))
