@@ -20,7 +20,7 @@ import torch.nn.functional as F  # noqa: E402
 from configs import TrainConfig, load_config  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
 from model.transformer import Transformer  # noqa: E402
-from training.optimizer import build_optimizer, optimizer_step  # noqa: E402
+from training.optimizer import build_optimizer, compile_where_possible, optimizer_step  # noqa: E402
 
 SHAPES = {  # hidden_size, layers, heads, context, batch, vocabulary, rounds
     "0.8M": (128, 4, 4, 64, 12, 66, 40),
@@ -121,7 +121,7 @@ def throughput(name: str) -> list[dict]:
     config = ModelConfig(**shape, max_position_embeddings=context)
     ids = torch.randint(vocab_size, (batch, context + 1), generator=torch.Generator().manual_seed(0))
     eager, compiled = Transformer(config), Transformer(config)
-    compiled.compile()
+    compile_where_possible(compiled)
     sides = {"whereabouts": our_step(eager, ids), "whereabouts, compiled": our_step(compiled, ids)}
     others = peers(hidden_size, layers, heads, context, vocab_size, config.intermediate_size)
     sides |= {side: peer_step(*parts, ids) for side, parts in others.items()}

@@ -81,7 +81,7 @@ def gather(
         "tokens": sorted({run["tokens"] for some in runs.values() for run in some}),
         "notes": notes,
         "corpus": one.corpus(),
-        "optimizer": one.config.train.model_dump().get("optimizer", "adamw"),
+        "optimizer": ", ".join(sorted({run.config.train.optimizer for run in by_folder.values()})),
         "versions": versions(),
         "hardware": hardware(),
         "differing": apart,
