@@ -49,6 +49,16 @@ def test_stdout_has_the_text_and_nothing_else(output, run):
     assert got.err == ""
 
 
+def test_dtype_is_that_of_the_weights_while_tokens_are_made(output, monkeypatch, capsys, run):
+    seen, plain = [], generation.decoder
+    monkeypatch.setattr(generation, "decoder", lambda model, dtype: seen.append(dtype) or plain(model, dtype))
+    for arguments, dtype in ((["--dtype", "bfloat16"], torch.bfloat16), ([], torch.float32)):
+        assert len(output("--prompt", "that the", "--max-new-tokens", 8, *arguments).out) == 9
+        assert seen.pop() == dtype
+    assert call(program, run, "--dtype", "int4") == 2
+    assert "--dtype" in (message := capsys.readouterr().err) and "int4" in message and "bfloat16" in message
+
+
 def test_a_run_folder_means_its_newest_checkpoint(output, run):
     arguments = ["--prompt", "it was", "--max-new-tokens", 9]
     assert output(*arguments) == output(*arguments, folder=run / "checkpoints" / "step_000020")

@@ -91,3 +91,15 @@ def test_importing_the_programs_loads_nothing_heavy():
     code = f"import sys, train, generate, compare; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_building_a_model_does_not_import_the_compiler():
+    """torch's own initialization on the meta device does, which costs two seconds before the first token."""
+    code = (
+        "import sys; from model.config import ModelConfig; from model.transformer import Transformer\n"
+        "for position in ('rope', 'learned', 't5'):\n"
+        "    for seed in (0, None): Transformer(ModelConfig(vocab_size=8, position=position), seed)\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("False\n", "")
