@@ -24,9 +24,9 @@ from model.transformer import Transformer  # noqa: E402
 
 PROMPT, NEW, SAMPLES = 64, 256, 8
 SHAPES = {  # hidden_size, layers, heads, intermediate_size, vocabulary, rounds
-    "12M": (384, 6, 6, 1024, 4096, 5),
-    "15M": (288, 6, 6, 768, 32000, 5),
-    "110M": (768, 12, 12, 2048, 32000, 3),
+    "12M": (384, 6, 6, 1024, 4096, 3),
+    "15M": (288, 6, 6, 768, 32000, 3),
+    "110M": (768, 12, 12, 2048, 32000, 2),
 }
 
 

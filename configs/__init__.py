@@ -28,7 +28,7 @@ class TrainConfig(FrozenConfig):
     """sequences a step, over all processes"""
     micro_batch_size: PositiveInt | None = None
     """sequences that go through the model at once; null: batch_size"""
-    optimizer: Literal["adamw", "muon"] = "adamw"
+    optimizer: Literal["adamw", "muon"] = "muon"
     """muon: Muon (Jordan et al. 2024) for the matrices of the layers, AdamW for the rest, at the same learning_rate"""
     learning_rate: PositiveFloat = 1e-3
     """the highest, reached after the warm-up"""

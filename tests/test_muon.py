@@ -74,3 +74,14 @@ def test_what_is_no_matrix_of_a_layer_moves_as_in_adamw(scheme):
     adamw, muon = moved("adamw"), moved("muon")
     differing = {name for name in adamw if not torch.equal(adamw[name], muon[name])}
     assert differing == {name for name in adamw if name.endswith("_proj.weight")}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_matrices_of_the_layers_have_the_momentum_and_decay_of_the_config(tied):
+    model = Transformer(ModelConfig(vocab_size=23, hidden_size=16, num_attention_heads=2, tie_word_embeddings=tied))
+    config = TrainConfig(optimizer="muon", momentum=0.7, weight_decay=0.3, learning_rate=0.02)
+    groups = build_optimizer(model, config).param_groups
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    by_muon = [group for group in groups if "momentum" in group]
+    assert [(group["momentum"], group["weight_decay"], group["lr"]) for group in by_muon] == [(0.7, 0.3, 0.02)]
+    assert {names[p] for p in by_muon[0]["params"]} == {name for name in names.values() if name.endswith("_proj.weight")}
