@@ -3,8 +3,8 @@
 The same random weights on both sides, greedy, 64 tokens of prompt and 256 new ones, the prefill counted on both;
 medians of rounds that take the sides in turn. `transformers` runs its generate() in float32, eager. The read limit is
 what the memory's measured speed allows if each new token reads every weight once. Then prompt processing against the
-matrix rate, and 8 samples of one prompt against one. With a run folder, what bfloat16 costs a trained model: bits per
-byte of the first tokens of its validation text, fed one by one through the cache, so that all of them are decoded.
+matrix rate, and 8 samples of one prompt against one. With a run folder instead what bfloat16 costs a trained model: bits
+per byte of the first tokens of its validation text, fed one by one through the cache, so that all of them are decoded.
 """
 
 import os
@@ -26,7 +26,7 @@ PROMPT, NEW, SAMPLES = 64, 256, 8
 SHAPES = {  # hidden_size, layers, heads, intermediate_size, vocabulary, rounds
     "12M": (384, 6, 6, 1024, 4096, 3),
     "15M": (288, 6, 6, 768, 32000, 3),
-    "110M": (768, 12, 12, 2048, 32000, 2),
+    "110M": (768, 12, 12, 2048, 32000, 1),
 }
 
 
@@ -123,14 +123,16 @@ def bits_per_byte(run: Path, dtype: torch.dtype, count: int = 4096) -> float:
 
 
 def main() -> None:
+    for run in sys.argv[1:]:
+        for dtype in (torch.float32, torch.bfloat16):
+            print(f"{run}, decoded in {dtype}: {bits_per_byte(Path(run), dtype):.4f} bits per byte")
+    if len(sys.argv) > 1:
+        return
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads", file=sys.stderr)
     for name in SHAPES:
         print(table(speeds(name)) + "\n")
     for name in SHAPES:
         print(prompts(name))
-    if len(sys.argv) > 1:
-        for dtype in (torch.float32, torch.bfloat16):
-            print(f"{sys.argv[1]}, decoded in {dtype}: {bits_per_byte(Path(sys.argv[1]), dtype):.4f} bits per byte")
 
 
 if __name__ == "__main__":
