@@ -23,8 +23,8 @@ from model.transformer import Transformer  # noqa: E402
 from training.optimizer import build_optimizer, compile_where_possible, optimizer_step  # noqa: E402
 
 SHAPES = {  # hidden_size, layers, heads, context, batch, vocabulary, rounds
-    "0.8M": (128, 4, 4, 64, 12, 66, 40),
-    "12M": (384, 6, 6, 256, 16, 4096, 5),
+    "0.8M": (128, 4, 4, 64, 12, 66, 30),
+    "12M": (384, 6, 6, 256, 16, 4096, 4),
 }
 
 
@@ -110,7 +110,7 @@ def peer_step(forward, module, ids):
 
 
 def our_step(model, ids):
-    config = TrainConfig()
+    config = TrainConfig(optimizer="adamw")
     optimizer = build_optimizer(model, config)
     return lambda: optimizer_step(model, optimizer, ids[:, :-1], ids[:, 1:], 1e-3, config)
 
