@@ -106,7 +106,7 @@ def complete_checkpoints(run: Path) -> dict[int, Path]:
 def load_checkpoint(
     folder: Path, dtype: torch.dtype = torch.float32, position_options: dict | None = None
 ) -> Transformer:
-    """The model of a checkpoint folder, ours or any Hugging Face Llama's or Qwen3's, on the CPU, with weights in `dtype`.
+    """The model of a checkpoint folder, ours or a Hugging Face Llama's or Qwen3's, on the CPU, with weights in `dtype`.
 
     position_options replace those the model was trained with: {"scaling": {…}} reaches past its trained length.
     Raises InputError naming the file where one is missing, cut short, damaged, or not what its config says.

@@ -79,8 +79,8 @@ def generate(
     The prompt is read once for all samples. A row that has drawn one of stop_ids goes on with the first of them; the
     end comes when all rows have, or after max_new_tokens.
     vocab_size: ids from there on, which pad the output layer, are never drawn.
-    dtype: of the weights while tokens are made; None: as they are. On a CPU the prompt is read with the model's own: products of many rows
-    in bfloat16 are slow there, those of one row wait for the memory only.
+    dtype: of the weights while tokens are made; None: as they are. On a CPU the prompt is read with the model's own:
+    products of many rows in bfloat16 are slow there, those of one row wait for the memory only.
     InputError where the model's logits are not finite.
     """
     generator = torch.Generator(input_ids.device).manual_seed(seed)
