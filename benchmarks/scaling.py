@@ -10,15 +10,12 @@ import multiprocessing
 import resource
 import statistics
 import sys
-import time
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+from side_by_side import seconds
 
 import torch  # noqa: E402
 
-from base import share_the_cores  # noqa: E402
 from configs import TrainConfig  # noqa: E402
 from model.cache import Cache  # noqa: E402
 from model.config import ModelConfig  # noqa: E402
@@ -40,12 +37,6 @@ DECODE_ROUNDS = 15
 def peak() -> float:
     """Largest resident size of this process so far, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
-
-
-def seconds(function, *args) -> float:
-    start = time.perf_counter()
-    function(*args)
-    return time.perf_counter() - start
 
 
 def build(scheme: str, vocab_size: int) -> Transformer:
@@ -91,7 +82,6 @@ def decode_rows() -> list[str]:
 
 
 def main() -> None:
-    share_the_cores()
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
         for rows in (BY_CONTEXT, BY_VOCABULARY):
             print("                          training     peak    evaluation     peak      logits")

@@ -14,10 +14,10 @@ from base import share_the_cores  # noqa: E402
 share_the_cores()  # as the programs do, for all sides, before any of them imports torch
 
 
-def seconds(call: Callable[[], object]) -> float:
+def seconds(call: Callable, *arguments) -> float:
     """Wall-clock time of one call."""
     begun = time.perf_counter()
-    call()
+    call(*arguments)
     return time.perf_counter() - begun
 
 

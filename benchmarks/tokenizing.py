@@ -9,22 +9,14 @@ import statistics
 import sys
 import tempfile
 import time
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+from side_by_side import seconds
 
 from data.corpus import DataConfig, load_corpus  # noqa: E402
 from data.sources import open_source  # noqa: E402
 from data.tokenizer import parts, token_chunks, train_tokenizer  # noqa: E402
 
 ROUNDS = 5
-
-
-def seconds(function) -> float:
-    """Wall time of one call."""
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ COEFFICIENTS = (
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """UVᵀ of each U S Vᵀ of (…, rows, columns), approximately, by matrix products alone."""
+    """(n, rows, columns) UVᵀ of each U S Vᵀ of (n, rows, columns), approximately, by matrix products alone."""
     transposed = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if transposed else matrices
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.01 + 1e-7)  # no singular value above 1
