@@ -24,6 +24,8 @@ def test_few_rows_have_the_gradients_of_many():
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
-def test_half_precision_stays_half_precision():
+def test_half_precision_is_left_to_the_library(monkeypatch):
+    """Parts of the weight take four times as long there; the bits would not show it."""
     x, weight = random(1, 1, 10, dtype=torch.bfloat16), random(32, 10, seed=1, dtype=torch.bfloat16)
+    monkeypatch.setattr(torch, "bmm", None)
     assert torch.equal(linear(x, weight), F.linear(x, weight))
