@@ -13,7 +13,10 @@ from configs import Config
 
 
 def compare(
-    comparison: CompareConfig, configs: dict[str, list[Config]], jobs: int = 1, arguments: dict[str, list[str]] = {}
+    comparison: CompareConfig,
+    configs: dict[str, list[Config]],
+    jobs: int = 1,
+    arguments: dict[str, list[str]] | None = None,
 ) -> str:
     """Trains what is not finished, writes the report, and returns its text.
 

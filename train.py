@@ -192,9 +192,7 @@ def fit_to_corpus(config: Config, corpus) -> Config:
     vocab_size = corpus.tokenizer.get_vocab_size()
     if model.vocab_size is not None and model.vocab_size < vocab_size:
         raise InputError(f"model.vocab_size: {model.vocab_size} is less than the tokenizer's {vocab_size}")
-    return config.model_copy(
-        update={"model": model.model_copy(update={"vocab_size": model.vocab_size or vocab_size})}
-    )
+    return config.model_copy(update={"model": model.model_copy(update={"vocab_size": model.vocab_size or vocab_size})})
 
 
 def sample(config: Config, max_new_tokens: int = 128) -> str:

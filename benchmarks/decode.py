@@ -14,13 +14,13 @@ from pathlib import Path
 
 from side_by_side import GEMM_FLOP, READ_BYTES, gemm, interleaved, reading, table
 
-import torch  # noqa: E402
+import torch
 
-from model.cache import Cache  # noqa: E402
-from model.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint  # noqa: E402
-from model.config import ModelConfig  # noqa: E402
-from model.generation import decoder, generate  # noqa: E402
-from model.transformer import Transformer  # noqa: E402
+from model.cache import Cache
+from model.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
+from model.config import ModelConfig
+from model.generation import decoder, generate
+from model.transformer import Transformer
 
 PROMPT, NEW, SAMPLES = 64, 256, 8
 SHAPES = {  # hidden_size, layers, heads, intermediate_size, vocabulary, rounds

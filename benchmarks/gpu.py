@@ -11,14 +11,14 @@ import statistics
 
 from side_by_side import seconds, table
 
-import torch  # noqa: E402
+import torch
 
-from configs import TrainConfig  # noqa: E402
-from model.config import ModelConfig  # noqa: E402
-from model.device import pick_device  # noqa: E402
-from model.generation import generate  # noqa: E402
-from model.transformer import Transformer  # noqa: E402
-from training.optimizer import build_optimizer, compile_where_possible, optimizer_step  # noqa: E402
+from configs import TrainConfig
+from model.config import ModelConfig
+from model.device import pick_device
+from model.generation import generate
+from model.transformer import Transformer
+from training.optimizer import build_optimizer, compile_where_possible, optimizer_step
 
 DEVICE = pick_device()
 if DEVICE.type == "cpu":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from data.corpus import DataConfig, load_corpus  # noqa: E402
+from data.corpus import DataConfig, load_corpus
 
 
 def write_text(path: Path, size: int) -> None:

@@ -14,14 +14,14 @@ from concurrent.futures import ProcessPoolExecutor
 
 from side_by_side import seconds
 
-import torch  # noqa: E402
+import torch
 
-from configs import TrainConfig  # noqa: E402
-from model.cache import Cache  # noqa: E402
-from model.config import ModelConfig  # noqa: E402
-from model.transformer import Transformer  # noqa: E402
-from training.evaluation import evaluate  # noqa: E402
-from training.optimizer import build_optimizer, optimizer_step  # noqa: E402
+from configs import TrainConfig
+from model.cache import Cache
+from model.config import ModelConfig
+from model.transformer import Transformer
+from training.evaluation import evaluate
+from training.optimizer import build_optimizer, optimizer_step
 
 SHAPE = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6}
 SCHEMES = ("rope", "none", "alibi")

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from base import share_the_cores  # noqa: E402
+from base import share_the_cores
 
 share_the_cores()  # as the programs do, for all sides, before any of them imports torch
 

@@ -14,13 +14,13 @@ import time
 
 from side_by_side import GEMM_FLOP, ROOT, gemm, interleaved, table
 
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
+import torch
+import torch.nn.functional as F
 
-from configs import TrainConfig, load_config  # noqa: E402
-from model.config import ModelConfig  # noqa: E402
-from model.transformer import Transformer  # noqa: E402
-from training.optimizer import build_optimizer, compile_where_possible, optimizer_step  # noqa: E402
+from configs import TrainConfig, load_config
+from model.config import ModelConfig
+from model.transformer import Transformer
+from training.optimizer import build_optimizer, compile_where_possible, optimizer_step
 
 SHAPES = {  # hidden_size, layers, heads, context, batch, vocabulary, rounds
     "0.8M": (128, 4, 4, 64, 12, 66, 30),

@@ -12,9 +12,9 @@ import time
 
 from side_by_side import seconds
 
-from data.corpus import DataConfig, load_corpus  # noqa: E402
-from data.sources import open_source  # noqa: E402
-from data.tokenizer import parts, token_chunks, train_tokenizer  # noqa: E402
+from data.corpus import DataConfig, load_corpus
+from data.sources import open_source
+from data.tokenizer import parts, token_chunks, train_tokenizer
 
 ROUNDS = 5
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 from base import InputError
 from training.run import RUNTIME_KEYS, RunFolder, flat

@@ -72,9 +72,7 @@ def _pairs(drift: list) -> list[float]:
     return [statistics.fmean(layers) for layers in zip(*drift)] if isinstance(drift[0], list) else drift
 
 
-def measure(
-    run: RunFolder, corpus_of: Callable[[RunFolder], Corpus], evaluate_with: dict[str, dict[str, Any]]
-) -> dict:
+def measure(run: RunFolder, corpus_of: Callable[[RunFolder], Corpus], evaluate_with: dict[str, dict[str, Any]]) -> dict:
     """What a finished run's model says: losses by context and position, attention, exact match, parameters, speed.
 
     evaluate_with: name and other position options under which the same model is evaluated once more, where its

@@ -43,8 +43,7 @@ def summarize(runs: Mapping[str, list[dict]], baseline: str) -> dict[str, dict]:
             "theta_drift_by_pair": _over_seeds(measured, "theta_drift_by_pair"),
             **_evaluations(measured),
             "evaluated_with": {
-                name: _evaluations([run["evaluated_with"][name] for run in measured])
-                for name in one["evaluated_with"]
+                name: _evaluations([run["evaluated_with"][name] for run in measured]) for name in one["evaluated_with"]
             },
             "attention": one["attention"],
             "embedding_rms": one["embedding_rms"],

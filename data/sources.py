@@ -262,7 +262,7 @@ def _splits(config, tables):
     if config.split not in tables:
         raise InputError(f"data.split {config.split!r}: {config.source} has {', '.join(tables)}")
     validation = [name for name in _VALIDATION if name in tables and name != config.split]
-    chosen = {"train": config.split, **{"validation": name for name in validation[:1]}}
+    chosen = {"train": config.split} | dict(zip(["validation"], validation))
     for name in chosen.values():
         _check_column(config, config.source, tables[name].column_names)
     return {part: partial(_dataset_texts, config, tables[name]) for part, name in chosen.items()}

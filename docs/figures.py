@@ -14,8 +14,8 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from model.config import ModelConfig, position_config  # noqa: E402
-from model.position import RotaryPosition, build_position, ladder, phases  # noqa: E402
+from model.config import ModelConfig, position_config
+from model.position import RotaryPosition, build_position, ladder, phases
 
 SCALINGS = ("linear", "ntk", "yarn", "llama3")
 LENGTHS = (256, 2048, 4096, 32768, 131072, 1048576)  # tokens: the tables are measured on the 64 before each

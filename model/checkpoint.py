@@ -63,7 +63,9 @@ def _write(folder, model, files, trainer):
             with (folder / TRAINER).open("wb") as file:
                 torch.save(trainer, file)
         except RuntimeError as error:  # torch's own, on top of what the file raised
-            raise error.__context__ if isinstance(error.__context__, OSError) else error
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
     sums = [f"{_sum(folder / name)}  {name}\n" for name in (WEIGHTS, TRAINER) if (folder / name).exists()]
     (folder / SUMS).write_text("".join(sums), encoding="utf-8")
     for path in [*folder.iterdir(), folder]:

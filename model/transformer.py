@@ -107,9 +107,7 @@ class Transformer(nn.Module):
         """(vocab_size, hidden_size) of the output layer."""
         return (self.embed_tokens if self.config.tie_word_embeddings else self.lm_head).weight
 
-    def hidden_states(
-        self, input_ids: Tensor, cache: Cache | None = None, positions: Tensor | None = None
-    ) -> Tensor:
+    def hidden_states(self, input_ids: Tensor, cache: Cache | None = None, positions: Tensor | None = None) -> Tensor:
         """(B, T, hidden_size) after the last norm; arguments as in `forward`."""
         start = 0 if cache is None else cache.length
         length = start + input_ids.shape[-1]

@@ -264,8 +264,8 @@ def test_an_interrupted_comparison_goes_on_where_it_was(done, tmp_path, monkeypa
     monkeypatch.setattr(optimizer, "optimizer_step", killed_at(None))
     run_comparison(tmp_path, "train.checkpoint_every=2")
     assert len(steps) == 2 + 4
-    for run in ("rope-seed0", "rope-seed7", "theta-seed0", "theta-seed7"):
-        one, whole = (folder / "runs" / "cmp" / run for folder in (tmp_path, done[0]))
+    for name in ("rope-seed0", "rope-seed7", "theta-seed0", "theta-seed7"):
+        one, whole = (folder / "runs" / "cmp" / name for folder in (tmp_path, done[0]))
         assert weights(one) == weights(whole) and rows(one) == rows(whole)
 
 

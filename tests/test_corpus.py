@@ -508,7 +508,8 @@ def test_folders_and_globs_take_the_same_files_in_order(load, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "source", ("gone.txt", ".gone", "./gone", "/gone", "~/gone", "../gone", "a/b/c", "here/gone", "gone.jsonl", "a/gone.csv")
+    "source",
+    ("gone.txt", ".gone", "./gone", "/gone", "~/gone", "../gone", "a/b/c", "here/gone", "gone.jsonl", "a/gone.csv"),
 )
 def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(source, load, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()

@@ -84,4 +84,6 @@ def test_the_matrices_of_the_layers_have_the_momentum_and_decay_of_the_config(ti
     names = {parameter: name for name, parameter in model.named_parameters()}
     by_muon = [group for group in groups if "momentum" in group]
     assert [(group["momentum"], group["weight_decay"], group["lr"]) for group in by_muon] == [(0.7, 0.3, 0.02)]
-    assert {names[p] for p in by_muon[0]["params"]} == {name for name in names.values() if name.endswith("_proj.weight")}
+    assert {names[p] for p in by_muon[0]["params"]} == {
+        name for name in names.values() if name.endswith("_proj.weight")
+    }

@@ -58,9 +58,7 @@ def test_cosine_schedule_by_its_formula():
 
 
 def test_wsd_schedule_by_hand():
-    got = rates(
-        schedule="wsd", steps=20, warmup_steps=4, decay_fraction=0.25, learning_rate=1.0, min_learning_rate=0.1
-    )
+    got = rates(schedule="wsd", steps=20, warmup_steps=4, decay_fraction=0.25, learning_rate=1.0, min_learning_rate=0.1)
     assert got[:4] == [0.25, 0.5, 0.75, 1.0]
     assert got[4:15] == [1.0] * 11
     assert got[15:] == pytest.approx([0.82, 0.64, 0.46, 0.28, 0.1], **EXACT)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_compare import comparison_file
 
 import compare as program
 from base import InputError
@@ -16,7 +17,6 @@ from comparison import schedule
 from comparison.design import commands, load_comparison, shell
 from comparison.schedule import Progress, train_all
 from configs import load_config
-from test_compare import comparison_file
 from tiny import call, rows, weights
 from train import train
 from training import optimizer
@@ -33,7 +33,7 @@ def planned(folder, **changes):
 
 def test_the_list_has_a_command_for_each_run_that_trains_just_it(tmp_path, capsys, monkeypatch):
     """Through a shell's eyes: paths with spaces and quotes, and mappings, come out as they went in."""
-    folder = tmp_path / "it's a \"place\""
+    folder = tmp_path / 'it\'s a "place"'
     folder.mkdir()
     rope = {"model.position": {"scheme": "rope", "base": 500}}
     variants = {"rope": rope, "theta": {"model.position": "learned_theta"}}

@@ -158,7 +158,9 @@ def test_a_scaled_llama_saved_by_transformers_is_read_with_its_scaling(tmp_path,
     assert difference < 1e-4
 
 
-@pytest.mark.parametrize("change", [{"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}])
+@pytest.mark.parametrize(
+    "change", [{"rope_type": "dynamic", "factor": 2.0}, {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}]
+)
 def test_a_scaling_that_is_not_known_is_refused(tmp_path, change):
     import json
 
@@ -180,7 +182,9 @@ def test_scaling_can_be_given_to_a_model_trained_without_it(tmp_path):
         load_checkpoint(tmp_path / "a", position_options={"scaling": scaling})
 
 
-@pytest.mark.parametrize("position", [{"scheme": "rope"}, {"scheme": "alibi"}, {"scheme": "t5"}, {"scheme": "learned_theta"}])
+@pytest.mark.parametrize(
+    "position", [{"scheme": "rope"}, {"scheme": "alibi"}, {"scheme": "t5"}, {"scheme": "learned_theta"}]
+)
 def test_layers_left_out_compute_as_without_positions(position):
     """`every` names the first and last of three layers: swapping what the middle one gets must not change it."""
     acting = [model(position | {"every": every}).config.position for every in (2, [0, 2])]

@@ -124,7 +124,6 @@ def test_its_tokens_are_single_characters_between_ends_of_text(tmp_path, monkeyp
     assert len(corpus.val) == sum(map(len, documents)) + 50 and isinstance(corpus.val, numpy.memmap)
 
 
-
 def test_sources_and_tasks_are_one_to_one(task):
     assert task_of(source_of(task)) == task
     assert task_of(task) is None and task_of("python_docs") is None and task_of("synthetic/copies") is None

@@ -182,7 +182,19 @@ def test_chunks_give_the_tokens_of_whole_documents(kind, size, monkeypatch):
 
 
 SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2007\u200a\u2028\u2029\u202f\u205f\u3000" + "\x00\x1c\x1f\u200b\ufeff"
-FRAGMENTS = [*SPACES, *"'.-_1aZsé²北。😀", "'ll", "'re", "don't", "\r\n", "  ", " the", "e\u0301", "ab" * 40, END_OF_TEXT]
+FRAGMENTS = [
+    *SPACES,
+    *"'.-_1aZsé²北。😀",
+    "'ll",
+    "'re",
+    "don't",
+    "\r\n",
+    "  ",
+    " the",
+    "e\u0301",
+    "ab" * 40,
+    END_OF_TEXT,
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -233,9 +245,7 @@ def test_no_character_makes_a_cut_unsafe(space):
             assert whole == [word for part in (left, right) for word, _ in split(part)], ascii(character)
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"), [("byte", "é" * 100_000), ("char", "a" * 100_000), ("bpe", "x,y;" * 25_000)]
-)
+@pytest.mark.parametrize(("kind", "text"), [("byte", "é" * 100_000), ("char", "a" * 100_000), ("bpe", "x,y;" * 25_000)])
 def test_a_long_line_without_spaces_comes_in_bounded_pieces(kind, text):
     tokenizer = trained(kind)
     pieces = list(module._pieces(TokenizerConfig(kind=kind), text))

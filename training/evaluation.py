@@ -54,9 +54,7 @@ def loss_by_context(model: Transformer, tokens: np.ndarray, context: int, multip
 
 
 @torch.no_grad()
-def loss_by_position(
-    model: Transformer, tokens: np.ndarray, context: int, multiple: int
-) -> list[tuple[int, float]]:
+def loss_by_position(model: Transformer, tokens: np.ndarray, context: int, multiple: int) -> list[tuple[int, float]]:
     """Mean loss by position in windows of multiple · context tokens side by side: (n, nats per token).
 
     Each is the mean over the tokens that have at most n tokens before them in their window, and more than the n of
