@@ -48,14 +48,6 @@ def writing(place):
         raise InputError(f"{place}: cannot be written: {error.strerror or error}") from None
 
 
-def share_the_cores() -> None:
-    """To be called before torch is imported: OpenMP's threads sleep while they wait for each other.
-
-    By default they spin, and one other busy program on the machine makes training ten times slower.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
 class FrozenConfig(BaseModel):
     """Immutable settings: unknown keys are refused, numbers coerced, docstrings describe the fields."""
 

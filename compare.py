@@ -7,9 +7,10 @@ import signal
 import sys
 from pathlib import Path
 
-from base import ArgumentParser, InputError, input_errors_end_the_program, share_the_cores
+from base import ArgumentParser, InputError, input_errors_end_the_program
 from comparison.design import CompareConfig, commands, load_comparison, shell
 from configs import Config
+from model.threads import share_the_cores
 
 
 def compare(
@@ -101,7 +102,6 @@ def parse_arguments():
 
 
 def main() -> None:
-    share_the_cores()
     with input_errors_end_the_program():
         args = parse_arguments()
         if args.runs:
@@ -121,4 +121,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    share_the_cores()
     main()

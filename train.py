@@ -5,8 +5,9 @@ import sys
 import time
 from contextlib import contextmanager
 
-from base import ArgumentParser, InputError, input_errors_end_the_program, share_the_cores
+from base import ArgumentParser, InputError, input_errors_end_the_program
 from configs import Config, load_config
+from model.threads import share_the_cores
 
 # torch, datasets and the modules on top of them take seconds to import: the functions that need them import them,
 # so that --help and a mistake in a config answer at once.
@@ -217,7 +218,6 @@ def main() -> None:
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="continue the run from its last checkpoint")
     existing.add_argument("--overwrite", action="store_true", help="replace the run that the folder holds")
-    share_the_cores()
     with input_errors_end_the_program():
         args = parser.parse_intermixed_args()
         config = load_config(args.config, args.overrides)
@@ -233,4 +233,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    share_the_cores()
     main()
