@@ -5,82 +5,14 @@ Or reports on runs that are there already: python compare.py --runs FOLDER FOLDE
 
 import signal
 import sys
+from argparse import Namespace
 from pathlib import Path
 
-from base import ArgumentParser, InputError, input_errors_end_the_program
-from comparison.design import CompareConfig, commands, load_comparison, shell
-from configs import Config
+from base import ArgumentParser, input_errors_end_the_program
 from model.threads import share_the_cores
 
 
-def compare(
-    comparison: CompareConfig,
-    configs: dict[str, list[Config]],
-    jobs: int = 1,
-    arguments: dict[str, list[str]] | None = None,
-) -> str:
-    """Trains what is not finished, writes the report, and returns its text.
-
-    Runs that are finished are kept as they are, half-finished ones go on. arguments: those of train.py for each run,
-    needed for more than one job. InputError where a run in the folder was made with another config or text.
-    """
-    from comparison.assemble import gather, write
-    from comparison.measure import open_run
-    from comparison.schedule import train_all
-    from train import train
-    from training.run import RunFolder
-
-    every, corpora = [config for runs in configs.values() for config in runs], Corpora()
-    for config in every:
-        if RunFolder.exists(config):
-            run = RunFolder(config, resume=True)
-            if keys := ", ".join(run.differing_keys()):
-                raise InputError(f"{run.path}: was made with another {keys}; remove it or use another name")
-            corpora.of(run)
-    corpora.load(every[0])  # before several processes would all tokenize it
-    train_all(every, train, jobs, arguments)
-    groups = {variant: [open_run(config.folder) for config in runs] for variant, runs in configs.items()}
-    options = comparison.evaluate_with
-    results = gather(groups, comparison.baseline, options, corpora.of, comparison.name, planned=True)
-    return write({**results, "comparison": comparison.model_dump(mode="json")}, comparison.folder)
-
-
-def report(folders: list[Path], baseline: str | None, out: Path) -> str:
-    """Writes a report on finished runs into `out` and returns its text; InputError where they can't be compared."""
-    from comparison.assemble import gather, write
-    from comparison.existing import group
-    from comparison.measure import open_run
-
-    groups = group([open_run(folder) for folder in folders])
-    baseline = baseline or next(iter(groups))
-    if baseline not in groups:
-        raise InputError(f"--baseline: {baseline!r} is none of the variants found, {', '.join(groups)}")
-    return write(gather(groups, baseline, {}, Corpora().of, out.name, planned=False), out)
-
-
-class Corpora:
-    """The corpora of runs, each loaded once."""
-
-    def __init__(self):
-        self.loaded = {}
-
-    def load(self, config: Config):
-        """The corpus of a config."""
-        from data.corpus import load_corpus
-
-        key = config.data.model_dump_json()
-        if key not in self.loaded:
-            self.loaded[key] = load_corpus(config.data)
-        return self.loaded[key]
-
-    def of(self, run):
-        """The corpus of a run; InputError where the text is no longer the one it was trained on."""
-        corpus = self.load(run.config)
-        run.check_same_experiment(corpus.hash)
-        return corpus
-
-
-def parse_arguments():
+def parse_arguments() -> Namespace:
     parser = ArgumentParser(description="Train many variants of one config and compare them, or runs that are there.")
     parser.add_argument("config", metavar="CONFIG.yaml", nargs="?")
     parser.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="for the comparison or for all runs")
@@ -104,6 +36,10 @@ def parse_arguments():
 def main() -> None:
     with input_errors_end_the_program():
         args = parse_arguments()
+        # Only now, as this takes seconds: --help and a wrong command line are answered at once.
+        from comparison.compare import compare, report
+        from comparison.design import commands, load_comparison, shell
+
         if args.runs:
             out = args.out or Path("runs/report")
             print(report(args.runs, args.baseline, out))

@@ -146,7 +146,7 @@ def throughput(name: str) -> list[dict]:
 
 def overhead() -> str:
     """Share of a run of the quickstart, with its evaluations and checkpoints, that is not spent in steps."""
-    from train import train
+    from training.loop import train
 
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(ROOT / "configs" / "quickstart.yaml", [f"runs_dir={folder}"])

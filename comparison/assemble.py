@@ -10,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from base import InputError
 from comparison.existing import differing, in_bits_per_byte, same_tokens
 from comparison.figures import figures
@@ -131,8 +133,6 @@ def versions() -> dict[str, str]:
 
 def hardware() -> dict:
     """The machine that reports: its device, CPU cores and PyTorch's threads."""
-    import torch
-
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
     else:

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from html import escape
 from io import StringIO
 
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
+
 # Told apart by colour-blind eyes (Okabe & Ito 2008), darkened or brightened to 3:1 against the page.
 LIGHT = ("#0072b2", "#c24e00", "#007a5a", "#a6407f", "#8a6d00", "#3a3a3a", "#2a8bc4", "#b3261e")
 DARK = ("#56b4e9", "#ff9b54", "#2fc79a", "#e58cc3", "#e6cf4a", "#d0d0d0", "#9ad4f5", "#ff8a80")
@@ -94,10 +98,6 @@ def svg_file(plot: Plot) -> str:
 
 
 def _draw(plot: Plot) -> str:
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
-
     look = {
         "svg.fonttype": "none",  # letters stay text
         "svg.hashsalt": plot.name,  # the same numbers give the same file

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from statistics import fmean, stdev
 
+import mpmath  # comes with torch; scipy would be a 40 MB wheel for one function
+
 MIN_SEEDS = 3  # with fewer the spread itself is hardly known: no interval is claimed
 ALPHA = 0.05  # intervals cover 95 %; a difference counts as beyond the noise below this p-value
 
@@ -34,8 +36,6 @@ def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> dict:
 
 def t_test(t: float, df: int) -> float:
     """Probability that |Student's t| of df degrees of freedom exceeds |t|. Abramowitz & Stegun 1964, 26.5.27."""
-    import mpmath  # comes with torch; scipy would be a 40 MB wheel for this one function
-
     return float(mpmath.betainc(df / 2, 0.5, 0, df / (df + t * t), regularized=True))
 
 

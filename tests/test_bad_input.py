@@ -12,6 +12,7 @@ import compare
 import generate
 import train
 from tiny import call, config_file, run_config
+from training import loop
 
 ROOT = Path(__file__).parent.parent
 
@@ -117,7 +118,7 @@ def test_compare(tmp_path, capsys):
 def run(tmp_path_factory):
     """A finished run with a char tokenizer."""
     config = run_config(tmp_path_factory.mktemp("run"), "data.tokenizer.kind=char", "train.steps=2")
-    train.train(config)
+    loop.train(config)
     return config.folder
 
 
@@ -175,7 +176,8 @@ def test_a_checkpoint_cut_short_or_without_a_file(run, tmp_path, capsys, name, k
 def test_a_run_with_a_file_cut_short_is_not_resumed(run, tmp_path, capsys, name):
     copy = shutil.copytree(run, tmp_path / "copy")
     file = (copy / "checkpoints" / "step_000002" / name).resolve()
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    kept = 3 if name.endswith("yaml") else file.stat().st_size // 2  # half of the lines of a YAML file are YAML too
+    file.write_bytes(file.read_bytes()[:kept])
     arguments = ["data.tokenizer.kind=char", "train.steps=2", f"runs_dir={tmp_path}", "name=copy"]
     before = contents(copy)
     assert file.name in refusal(capsys, train, run.parent.parent / "tiny.yaml", *arguments, "--resume")

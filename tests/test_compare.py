@@ -12,12 +12,13 @@ import yaml
 import compare as program
 from base import InputError
 from browser import BROWSER, check_layout, look
-from compare import compare, load_comparison
+from comparison.compare import compare
+from comparison.design import load_comparison
 from comparison.tables import context_table, main_table
 from made_up import results, run
-from model.transformer import Transformer
-from tiny import call, config_file, rows, weights
-from training import optimizer
+from tiny import before_step, call, config_file, rows, weights
+from training import loop
+from training.loop import Trainer
 
 
 def comparison_file(folder, **changes):
@@ -133,16 +134,17 @@ def test_summary_by_hand():
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """A finished comparison: its folder, its table, and per run the initial weights and the batches it saw."""
-    folder, seen, real = tmp_path_factory.mktemp("done"), [], optimizer.optimizer_step
+    folder, seen, real = tmp_path_factory.mktemp("done"), [], loop.optimizer_step
 
-    def watching(model: Transformer, optimizer_, input_ids, targets, rate, config):
-        if rate == optimizer.learning_rate(1, config):
-            seen.append({"weights": {n: p.clone() for n, p in model.state_dict().items()}, "batches": []})
+    def begin(trainer):
+        seen.append({"weights": {n: p.clone() for n, p in trainer.model.state_dict().items()}, "batches": []})
+
+    def watching(model, optimizer, input_ids, targets, *rest):
         seen[-1]["batches"].append(torch.stack((input_ids, targets)))
-        return real(model, optimizer_, input_ids, targets, rate, config)
+        return real(model, optimizer, input_ids, targets, *rest)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optimizer, "optimizer_step", watching)
+    with pytest.MonkeyPatch.context() as patch, before_step(1, begin):
+        patch.setattr(loop, "optimizer_step", watching)
         table = run_comparison(folder)
     return folder, table, dict(zip([("rope", 0), ("rope", 7), ("theta", 0), ("theta", 7)], seen))
 
@@ -174,7 +176,7 @@ def test_a_sweep_reports_all_rates_and_uses_the_best(tmp_path):
 
 
 def no_training(monkeypatch):
-    monkeypatch.setattr(optimizer, "optimizer_step", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(Trainer, "take_step", lambda _: pytest.fail("trained again"))
 
 
 def columns(table, number):
@@ -246,22 +248,22 @@ def test_a_second_call_trains_nothing_and_reports_the_same(done, again, monkeypa
 
 def test_an_interrupted_comparison_goes_on_where_it_was(done, tmp_path, monkeypatch):
     """Finished runs stay, the half-finished one continues from its checkpoint, the missing one is trained."""
-    real, steps = optimizer.optimizer_step, []
+    real, steps = Trainer.take_step, []
 
     def killed_at(last):
-        def step(*arguments):
-            steps.append(arguments)
+        def step(trainer):
+            steps.append(trainer.step)
             if len(steps) == last:
                 raise InterruptedError
-            return real(*arguments)
+            return real(trainer)
 
         return step
 
-    monkeypatch.setattr(optimizer, "optimizer_step", killed_at(4 + 4 + 4))  # in the last step of the third run
+    monkeypatch.setattr(Trainer, "take_step", killed_at(4 + 4 + 4))  # in the last step of the third run
     with pytest.raises(InterruptedError):
         run_comparison(tmp_path, "train.checkpoint_every=2")
     steps.clear()
-    monkeypatch.setattr(optimizer, "optimizer_step", killed_at(None))
+    monkeypatch.setattr(Trainer, "take_step", killed_at(None))
     run_comparison(tmp_path, "train.checkpoint_every=2")
     assert len(steps) == 2 + 4
     for name in ("rope-seed0", "rope-seed7", "theta-seed0", "theta-seed7"):

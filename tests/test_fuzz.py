@@ -30,7 +30,7 @@ from model.checkpoint import find_checkpoint, load_checkpoint, load_trainer
 from model.config import POSITION_CONFIGS
 from model.position import POSITIONS
 from tiny import call, run_config
-from train import train
+from training.loop import train
 
 KNOWN = {"checkpoint": [494, 526, 932], "run": [], "corpus": [159, 455, 945]}  # which once failed
 MAX_SECONDS, MAX_BYTES = 30, 500_000_000

@@ -14,7 +14,7 @@ from model import generation
 from model.checkpoint import load_checkpoint
 from model.generation import generate
 from tiny import TEXT, call, run_config
-from train import train
+from training.loop import train
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,15 @@ import shutil
 
 import pytest
 
-import compare as program
+import compare
 from base import InputError
+from comparison import compare as program
 from comparison import measure as measuring
 from comparison.existing import group, same_tokens
 from comparison.measure import open_run
 from configs import load_config
 from tiny import call, config_file
-from train import train
+from training.loop import train
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_runs_that_differ_in_their_seed_alone_are_a_variant(trained, tmp_path):
 
 def test_the_command_takes_a_baseline_and_pairs_only_shared_seeds(trained, tmp_path, capsys):
     folders = [trained / name for name in (*ROPES, *NONES[1:])]
-    assert call(program, "--runs", *folders, "--baseline", "none", "--out", tmp_path) == 0
+    assert call(compare, "--runs", *folders, "--baseline", "none", "--out", tmp_path) == 0
     captured = capsys.readouterr()
     assert "| none |" in captured.out and "written to" in captured.err
     numbers = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["summary"]["rope"]["difference"]

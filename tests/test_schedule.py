@@ -17,9 +17,8 @@ from comparison import schedule
 from comparison.design import commands, load_comparison, shell
 from comparison.schedule import Progress, train_all
 from configs import load_config
-from tiny import call, rows, weights
-from train import train
-from training import optimizer
+from tiny import call, killed_before_step, rows, weights
+from training.loop import train
 
 ROOT = Path(__file__).parent.parent
 
@@ -71,16 +70,7 @@ def test_side_by_side_gives_the_same_runs(tmp_path):
         folder.mkdir()
     train_all(planned(alone, **changes)[0], train, 1, {})
     configs, arguments = planned(together, **changes)
-    steps, real = [], optimizer.optimizer_step
-
-    def killed(*given):
-        steps.append(given)
-        if len(steps) == 4:
-            raise InterruptedError
-        return real(*given)
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptedError):
-        patch.setattr(optimizer, "optimizer_step", killed)
+    with killed_before_step(4):
         train(configs[1])
     train_all(configs, pytest.fail, 2, arguments)
     for config in configs:

@@ -19,9 +19,8 @@ import train as program
 from base import InputError
 from data.corpus import load_corpus
 from model.checkpoint import complete_checkpoints, load_checkpoint, load_trainer
-from tiny import call, config_file, rows, run_config, weights
-from train import train
-from training import optimizer
+from tiny import before_step, call, config_file, rows, run_config, weights
+from training.loop import train
 from training.run import RunFolder
 
 ROOT = Path(__file__).parent.parent
@@ -42,31 +41,20 @@ def assert_same_bits(one, two):
 # Signals
 
 
-@contextmanager
-def signals_in_step(monkeypatch, step, *numbers):
-    """This process gets these signals while it computes a step."""
-    real = optimizer.optimizer_step
-
-    def signalled(*arguments):
-        if arguments[4] == optimizer.learning_rate(step, arguments[5]):
-            for number in numbers:
-                os.kill(os.getpid(), number)
-        return real(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(optimizer, "optimizer_step", signalled)
-        yield
+def signals_in_step(step, *numbers):
+    """This process gets these signals while it is at a step."""
+    return before_step(step, lambda _: [os.kill(os.getpid(), number) for number in numbers])
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("step", [1, 4, 6])
-def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, capsys, monkeypatch, number, status, step):
+def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, capsys, number, status, step):
     """And the line that it ends with makes the run go on, to the same bits."""
     arguments = ["train.eval_every=2", "train.log_every=3"]
     whole, stopped = (run_config(tmp_path, f"name={name}", *arguments).folder for name in ("whole", "stopped"))
     assert call(program, config_file(tmp_path), *arguments, "name=whole") == 0
     before = signal.getsignal(number)
-    with signals_in_step(monkeypatch, step, number):
+    with signals_in_step(step, number):
         assert call(program, config_file(tmp_path), *arguments, "name=stopped") == status
     assert signal.getsignal(number) == before
     assert names(stopped / "checkpoints") == [f"step_00000{step}"]
@@ -77,9 +65,9 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, capsys
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
-def test_a_sigint_after_another_signal_stops_at_once(tmp_path, capsys, monkeypatch, first):
+def test_a_sigint_after_another_signal_stops_at_once(tmp_path, capsys, first):
     before = signal.getsignal(signal.SIGINT)
-    with signals_in_step(monkeypatch, 3, first, signal.SIGINT):
+    with signals_in_step(3, first, signal.SIGINT):
         assert call(program, config_file(tmp_path), "train.checkpoint_every=2") == 130
     assert capsys.readouterr().err.endswith("interrupted\n")
     assert names(run_config(tmp_path).folder / "checkpoints") == ["step_000002"]
@@ -120,7 +108,7 @@ def wait_until(happened, seconds=60):
 @pytest.fixture(scope="module")
 def processes():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["test_stopping", "tqdm", "data.batches", "training.tracking"])
+    context.set_forkserver_preload(["test_stopping"])
     return context
 
 
@@ -228,13 +216,13 @@ def files_of_at_most(size):
 
 
 @pytest.mark.parametrize(("part", "missing"), [("weights", "model.safetensors"), ("trainer", "trainer.pt")])
-def test_a_disk_that_fills_up_during_a_checkpoint_leaves_the_one_before(tmp_path, capsys, monkeypatch, part, missing):
+def test_a_disk_that_fills_up_during_a_checkpoint_leaves_the_one_before(tmp_path, capsys, part, missing):
     every = ["train.checkpoint_every=2"]
     whole, full = (run_config(tmp_path, f"name={name}", *every) for name in ("whole", "full"))
     train(whole)
     sizes = {path.name: path.stat().st_size for path in (whole.folder / "checkpoints" / "step_000006").iterdir()}
     smaller = max(size for name, size in sizes.items() if size < sizes[missing])
-    with signals_in_step(monkeypatch, 3, signal.SIGTERM), pytest.raises(SystemExit):
+    with signals_in_step(3, signal.SIGTERM), pytest.raises(SystemExit):
         train(full)
     capsys.readouterr()
     with files_of_at_most((smaller + sizes[missing]) // 2):

@@ -18,33 +18,17 @@ from data.batches import Batches
 from data.corpus import load_corpus
 from model import checkpoint as checkpoint_module
 from model.transformer import Transformer
-from tiny import TEXT, call, config_file, rows, run_config, weights
-from train import fit_to_corpus, train
-from training import optimizer, tracking
+from tiny import TEXT, Stopped, before_step, call, config_file, killed_before_step, rows, run_config, weights
+from training import loop, optimizer, tracking
 from training.evaluation import evaluate
+from training.loop import fit_to_corpus, sample, train
 
 ROOT = Path(__file__).parent.parent
 
 
-class Stopped(Exception):
-    """A kill."""
-
-
-def stop_before_step(monkeypatch, step):
-    """The run ends as if killed before it has done this step."""
-    real = optimizer.learning_rate
-
-    def stopping(at, config):
-        if at == step:
-            raise Stopped
-        return real(at, config)
-
-    monkeypatch.setattr(optimizer, "learning_rate", stopping)
-
-
-def interrupted(monkeypatch, config, step, **how):
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        stop_before_step(patch, step)
+def interrupted(config, step, **how):
+    """Trains it, to a kill before this step."""
+    with killed_before_step(step):
         train(config, **how)
 
 
@@ -62,7 +46,7 @@ def assert_same_bits(one, two):
     assert moments[0]["state"].keys() == moments[1]["state"].keys()
     for key, values in moments[0]["state"].items():
         assert all(torch.equal(value, moments[1]["state"][key][name]) for name, value in values.items())
-    assert program.sample(one, 12) == program.sample(two, 12)
+    assert sample(one, 12) == sample(two, 12)
 
 
 def initial_model(config):
@@ -141,18 +125,16 @@ def test_every_scheme_trains_all_its_parameters_and_its_checkpoint_generates(tmp
 
 @pytest.mark.parametrize("schedule, optimizer", [("cosine", "adamw"), ("wsd", "muon")])
 @pytest.mark.parametrize("micro_batch_size", [4, 3])
-def test_a_run_stopped_thrice_ends_as_if_never_stopped(
-    tmp_path, monkeypatch, scheme, schedule, optimizer, micro_batch_size
-):
+def test_a_run_stopped_thrice_ends_as_if_never_stopped(tmp_path, scheme, schedule, optimizer, micro_batch_size):
     """No batch twice, no row twice, right the second and the third time too."""
     every = ["train.steps=11", "train.checkpoint_every=3", "train.eval_every=2", f"model.position={scheme}"]
     every += [f"train.schedule={schedule}", f"train.micro_batch_size={micro_batch_size}", "train.decay_fraction=0.5"]
     every += [f"train.optimizer={optimizer}"]
     whole, stopped = (run_config(tmp_path, f"name={name}", *every) for name in ("whole", "stopped"))
     train(whole)
-    interrupted(monkeypatch, stopped, 5)
-    interrupted(monkeypatch, stopped, 8, resume=True)
-    interrupted(monkeypatch, stopped, 11, resume=True)
+    interrupted(stopped, 5)
+    interrupted(stopped, 8, resume=True)
+    interrupted(stopped, 11, resume=True)
     assert train(stopped, resume=True) == rows(whole.folder)[-1]
     assert_same_bits(stopped, whole)
     assert trainer_state(stopped.folder)["step"] == 11
@@ -161,12 +143,12 @@ def test_a_run_stopped_thrice_ends_as_if_never_stopped(
 
 
 @pytest.mark.parametrize("stop", range(1, 8))
-def test_a_run_stopped_at_any_step_ends_as_if_never_stopped(tmp_path, monkeypatch, stop):
+def test_a_run_stopped_at_any_step_ends_as_if_never_stopped(tmp_path, stop):
     """Also where rows past the last checkpoint, one of them half, were written before the end."""
     every = ["train.steps=7", "train.checkpoint_every=2", "train.eval_every=3", "train.log_every=2"]
     whole, stopped = (run_config(tmp_path, f"name={name}", *every) for name in ("whole", "stopped"))
     train(whole)
-    interrupted(monkeypatch, stopped, stop)
+    interrupted(stopped, stop)
     with (stopped.folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "tra')
     train(stopped, resume=True)
@@ -188,7 +170,7 @@ def test_a_resumed_run_may_be_given_more_steps_twice(tmp_path):
 def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path, monkeypatch):
     """Best among those with an evaluation at their step; on a resume too, which finds what a kill left."""
     losses = iter([5.0, 3.0, 4.0, 4.0])  # after steps 2, 4, 6 and 7
-    monkeypatch.setattr("training.evaluation.evaluate", lambda *_: next(losses))
+    monkeypatch.setattr("training.loop.evaluate", lambda *_: next(losses))
     every = ["train.steps=7", "train.eval_every=2", "train.checkpoint_every=1", "train.keep_checkpoints=2"]
     config = run_config(tmp_path, *every)
     train(config)
@@ -205,10 +187,10 @@ def generate_folder(run):
     return checkpoint_module.find_checkpoint(run).name
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path, monkeypatch):
+def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
     whole, stopped = (run_config(tmp_path, f"name={name}") for name in ("whole", "stopped"))
     train(whole)
-    interrupted(monkeypatch, stopped, 4)
+    interrupted(stopped, 4)
     train(stopped, resume=True)
     assert rows(stopped.folder) == rows(whole.folder)
     assert weights(stopped.folder) == weights(whole.folder)
@@ -295,21 +277,15 @@ def test_a_taken_folder_is_refused_before_the_corpus_is_read(tmp_path, monkeypat
     """Which takes minutes where it is large."""
     config = run_config(tmp_path)
     train(config)
-    monkeypatch.setattr("data.corpus.load_corpus", lambda _: pytest.fail("read"))
+    monkeypatch.setattr("training.loop.load_corpus", lambda _: pytest.fail("read"))
     with pytest.raises(InputError, match="already holds a run"):
         train(config)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_with_one_line_and_keeps_the_checkpoint(tmp_path, capsys, monkeypatch):
-    config, real = run_config(tmp_path, "train.checkpoint_every=2"), optimizer.optimizer_step
-
-    def explodes(model, *rest):
-        if rest[3] == optimizer.learning_rate(5, rest[4]):
-            model.norm.weight.data[0] = float("nan")
-        return real(model, *rest)
-
-    monkeypatch.setattr(optimizer, "optimizer_step", explodes)
-    assert call(program, config_file(tmp_path), "train.checkpoint_every=2") == 2
+def test_a_loss_that_is_not_finite_ends_the_run_with_one_line_and_keeps_the_checkpoint(tmp_path, capsys):
+    config = run_config(tmp_path, "train.checkpoint_every=2")
+    with before_step(5, lambda trainer: trainer.model.norm.weight.data[0].fill_(float("nan"))):
+        assert call(program, config_file(tmp_path), "train.checkpoint_every=2") == 2
     lines = capsys.readouterr().err.splitlines(keepends=True)
     assert [line for line in lines if "error" in line] == [lines[-1]]
     assert lines[-2].endswith("\n"), "on a line of its own, below the progress bar"
@@ -357,7 +333,7 @@ def test_a_step_that_is_not_finite_is_left_out_when_the_config_asks(tmp_path, mo
 def test_steps_left_out_before_a_resume_count(tmp_path, monkeypatch):
     config = run_config(tmp_path, "train.checkpoint_every=1", "train.max_skipped_steps=1")
     poison(monkeypatch, config, [2, 5])
-    interrupted(monkeypatch, config, 4)
+    interrupted(config, 4)
     with pytest.raises(InputError, match=r"^step 5: loss nan.* checkpoint is .*/step_000004$"):
         train(config, resume=True)
     train(run_config(tmp_path, "train.checkpoint_every=1", "train.max_skipped_steps=2"), resume=True)
@@ -368,7 +344,7 @@ def test_a_run_with_skipped_steps_resumes_exactly(tmp_path, monkeypatch):
     whole, stopped = (run_config(tmp_path, f"name={name}", *every) for name in ("whole", "stopped"))
     poison(monkeypatch, whole, [2, 3, 5])
     train(whole)
-    interrupted(monkeypatch, stopped, 4)
+    interrupted(stopped, 4)
     train(stopped, resume=True)
     assert_same_bits(whole, stopped)
 
@@ -378,15 +354,15 @@ def test_a_run_with_skipped_steps_resumes_exactly(tmp_path, monkeypatch):
               "memory"), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to …")]
 )  # fmt: skip
 def test_the_advice_for_a_full_device_keeps_the_batch_and_can_be_followed(tmp_path, monkeypatch, error):
-    config, real = run_config(tmp_path, "train.batch_size=7", "train.checkpoint_every=2"), optimizer.optimizer_step
+    config, real = run_config(tmp_path, "train.batch_size=7", "train.checkpoint_every=2"), optimizer.summed_loss
 
-    def limited(model, opt, input_ids, targets, rate, settings):
-        if settings.micro_batch_size > 3 and rate == optimizer.learning_rate(4, settings):
+    def limited(model, input_ids, targets):
+        if len(input_ids) > 3:
             raise error
-        return real(model, opt, input_ids, targets, rate, settings)
+        return real(model, input_ids, targets)
 
-    monkeypatch.setattr(optimizer, "optimizer_step", limited)
-    with pytest.raises(InputError) as caught:
+    full = before_step(4, lambda _: monkeypatch.setattr(optimizer, "summed_loss", limited))
+    with pytest.raises(InputError) as caught, full:
         train(config)
     assert str(caught.value) == (
         "train.micro_batch_size: 7 sequences at once are more than the memory of cpu holds; "
@@ -400,7 +376,7 @@ def test_a_single_sequence_that_is_too_much_needs_another_model(tmp_path, monkey
     def full(*_):
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(optimizer, "optimizer_step", full)
+    monkeypatch.setattr(loop, "optimizer_step", full)
     with pytest.raises(InputError, match="^model: a single sequence .* model.max_position_embeddings$"):
         train(run_config(tmp_path, "train.micro_batch_size=1"))
 
@@ -409,7 +385,7 @@ def test_another_error_of_torch_is_not_taken_for_a_full_device(tmp_path, monkeyp
     def broken(*_):
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(optimizer, "optimizer_step", broken)
+    monkeypatch.setattr(loop, "optimizer_step", broken)
     with pytest.raises(RuntimeError, match="a defect"):
         train(run_config(tmp_path))
 

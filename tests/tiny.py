@@ -3,13 +3,17 @@
 import json
 import random
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import torch
 import yaml
 
 from configs import Config, load_config
+from training.loop import Trainer
 
 torch.set_num_threads(1)  # models this small only wait for a second one
 
@@ -58,6 +62,35 @@ def call(program, *arguments) -> int:
         except SystemExit as end:
             return end.code
     return 0
+
+
+class Stopped(Exception):
+    """A kill."""
+
+
+@contextmanager
+def before_step(number: int, action: Callable[[Trainer], None]) -> Iterator[None]:
+    """While it is entered, action(trainer) is called before that step of every run."""
+    real = Trainer.take_step
+
+    def take_step(trainer):
+        if trainer.step == number:
+            action(trainer)
+        return real(trainer)
+
+    with mock.patch.object(Trainer, "take_step", take_step):
+        yield
+
+
+@contextmanager
+def killed_before_step(number: int) -> Iterator[None]:
+    """What is trained in it must end, as if killed, before it has done this step."""
+
+    def stop(_):
+        raise Stopped
+
+    with before_step(number, stop), pytest.raises(Stopped):
+        yield
 
 
 def rows(run: Path) -> list[dict]:
