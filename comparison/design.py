@@ -8,9 +8,10 @@ from typing import Any
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from base import FrozenConfig, InputError
+from base import InputError
 from configs import Config, Name, Seed, check_config, parse_override, read_yaml, set_dotted
 from model.config import ModelConfig
+from settings import FrozenConfig
 
 SECTIONS = ("data", "data.tokenizer", "model", "train", "wandb")  # of a training config
 TRAIN = Path(__file__).parent.parent / "train.py"

@@ -16,9 +16,10 @@ from pydantic import (
     model_validator,
 )
 
-from base import FrozenConfig, InputError, one_line
+from base import InputError
 from data.corpus import DataConfig
 from model.config import ModelConfig
+from settings import FrozenConfig, one_line
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=100)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]

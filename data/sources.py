@@ -27,9 +27,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from base import FrozenConfig, InputError
+from base import InputError
 from data import synthetic
 from data.tokenizer import Document, TokenizerConfig
+from settings import FrozenConfig
 
 _SUFFIXES = (".txt", ".json", ".jsonl", ".csv", ".parquet")
 _PART_BYTES = 2**24  # of a text file in memory at once

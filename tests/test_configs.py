@@ -4,9 +4,10 @@ import pytest
 import yaml
 
 import compare
-from base import FrozenConfig, InputError
+from base import InputError
 from configs import Config, load_config
 from model.position import POSITIONS
+from settings import FrozenConfig
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 

@@ -22,13 +22,14 @@ from hypothesis import HealthCheck, Phase, example, given, settings, strategies
 from safetensors.torch import load_file, save_file
 
 import generate
-from base import FrozenConfig, InputError
+from base import InputError
 from configs import Config, load_config
 from data.corpus import DataConfig, load_corpus
 from data.tokenizer import END_OF_TEXT, load_tokenizer
 from model.checkpoint import find_checkpoint, load_checkpoint, load_trainer
 from model.config import POSITION_CONFIGS
 from model.position import POSITIONS
+from settings import FrozenConfig
 from tiny import call, run_config
 from training.loop import train
 
