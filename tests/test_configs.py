@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-import compare
 from base import InputError
+from comparison.design import load_comparison
 from configs import Config, load_config
 from model.position import POSITIONS
 from settings import FrozenConfig
@@ -217,7 +217,7 @@ def test_every_setting_is_described():
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_config_file_loads_and_is_commented(path):
     if "variants" in yaml.safe_load(path.read_text(encoding="utf-8")):
-        comparison, runs = compare.load_comparison(str(path), [])
+        comparison, runs = load_comparison(str(path), [])
         assert list(runs) == list(comparison.variants)
     else:
         assert load_config(path).name == path.stem
