@@ -26,14 +26,18 @@ def input_errors_end_the_program():
     try:
         yield
     except InputError as error:
-        line = " ".join(str(error).split())  # may quote a stranger's text: nothing in it may steer a terminal
-        print("error:", "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), file=sys.stderr)
+        print("error:", printable(str(error)), file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
     except BrokenPipeError:  # the reader of stdout has seen enough; what is left must not be flushed at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def printable(text: str) -> str:
+    """A stranger's text, or what quotes it, as one line in which nothing can steer a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def run_overrides(comparison: CompareConfig, variant: str) -> list[dict[str, Any
     for rate in comparison.learning_rates or [None]:
         swept = {} if rate is None else {"train.learning_rate": rate}
         for seed in comparison.seeds:
-            name = f"{variant}{'' if rate is None else f'-lr{rate}'}-seed{seed}"
+            name = f"{variant}{'' if rate is None else f'-lr{rate}'}-seed{seed}".replace("+", "")  # as in 1e+16
             place = {**swept, "seed": seed, "name": name, "runs_dir": str(comparison.folder)}
             if taken := [key for key in own if key in place]:
                 raise InputError(

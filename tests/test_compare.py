@@ -75,6 +75,15 @@ def test_command_line_overrides_reach_the_comparison_or_all_its_runs(tmp_path):
     assert runs["theta"][0].model.position.scheme == "rope"
 
 
+def test_each_learning_rate_has_runs_of_its_own_name(tmp_path):
+    """Those of ordinary rates keep it, or finished runs would not be found."""
+    rates = [1e-3, 3e-5, 2.0, 1e16, 1e-16, 1.5e22, 1.7976931348623157e308, 5e-324]
+    _, runs = load_comparison(str(comparison_file(tmp_path, learning_rates=rates, seeds=[0])), [])
+    names = [config.name for config in runs["rope"]]
+    assert [config.train.learning_rate for config in runs["rope"]] == rates and len(set(names)) == len(rates)
+    assert names[:4] == ["rope-lr0.001-seed0", "rope-lr3e-05-seed0", "rope-lr2.0-seed0", "rope-lr1e16-seed0"]
+
+
 @pytest.mark.parametrize(
     ("changes", "overrides", "expected"),
     [
