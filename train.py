@@ -1,6 +1,7 @@
 """Trains one model from a YAML config: python train.py CONFIG.yaml [dotted.key=value …] [--resume | --overwrite]"""
 
 import math
+import shlex
 import sys
 import time
 from contextlib import contextmanager
@@ -144,7 +145,7 @@ def train_steps(run, corpus, batches, model, optimizer, trainer: dict, signals: 
         if signals:
             bar.close()
             tracker.finish()
-            again = f"python train.py {run.path / 'config.yaml'} --resume"
+            again = shlex.join(["python", "train.py", str(run.path / "config.yaml"), "--resume"])
             print(f"stopped after step {step} of {settings.steps}; to go on: {again}", file=sys.stderr)
             raise SystemExit(128 + signals[0])
     tracker.finish()
@@ -229,7 +230,7 @@ def main() -> None:
         )
         sys.stdout.reconfigure(encoding="utf-8")
         print(sample(config), flush=True)
-        print(f'\nMore: python generate.py {config.folder} --prompt "…"', file=sys.stderr)
+        print(f'\nMore: python generate.py {shlex.quote(str(config.folder))} --prompt "…"', file=sys.stderr)
 
 
 if __name__ == "__main__":
