@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tracemalloc
 
 import datasets
@@ -606,9 +607,9 @@ def test_an_empty_file_among_good_ones_is_no_document(load, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ("byte", "bpe"))
-def test_one_very_long_line(kind, load, tmp_path, fuzz):
-    """In parts of 16 MB; with --fuzz 200 and more it has 200 MB."""
-    size = 17_000_000 if fuzz < 200 else 200_000_000
+def test_one_very_long_line(kind, load, tmp_path, full):
+    """In parts of 16 MB; with --full it has 200 MB."""
+    size = 200_000_000 if full else 17_000_000
     line = "one line of many words " * (size // 23)
     (tmp_path / "line.txt").write_text(line)
     corpus = load(tmp_path / "line.txt", kind)
@@ -616,9 +617,9 @@ def test_one_very_long_line(kind, load, tmp_path, fuzz):
     assert corpus.tokenizer.decode(corpus.val[1:40].tolist()) in line
 
 
-def test_a_great_many_tiny_documents(load, tmp_path, fuzz):
-    """A hundredth of a million; with --fuzz 200 and more, the million."""
-    count = 10_000 if fuzz < 200 else 1_000_000
+def test_a_great_many_tiny_documents(load, tmp_path, full):
+    """A hundredth of a million; with --full, the million."""
+    count = 1_000_000 if full else 10_000
     with (tmp_path / "many.jsonl").open("w") as file:
         file.writelines(f'{{"text": "document {n}"}}\n' for n in range(count))
     corpus = load(tmp_path / "many.jsonl")
@@ -769,15 +770,20 @@ def test_a_name_that_the_hub_cannot_have(load):
 # The built-in sources
 
 
-def test_the_standard_library_as_a_corpus(load, tmp_path, monkeypatch):
+def test_the_standard_library_as_a_corpus(load, monkeypatch, full):
+    """Four of its packages; with --full all of it."""
     from pydoc_data.topics import topics
 
+    if not full:
+        packages = ("asyncio", "email", "http", "json")
+        some = [(path, source) for path, source in sources._library_files() if path.parent.name in packages]
+        monkeypatch.setattr(sources, "_library_files", lambda: some)
     corpus = load("python_docs")
     texts = [*documents(corpus, "train"), *documents(corpus, "val")]
     assert {topics[name] for name in topics} <= set(texts)
     assert any(text.startswith("Serialize ``obj`` to a JSON formatted ``str``.\n\nIf ``skipkeys``") for text in texts)
     assert len(texts) == len(set(texts)) and min(map(len, texts)) >= 60
-    assert 1_500_000 < corpus.train_bytes + corpus.val_bytes < 4_000_000
+    assert (1_500_000 if full else 500_000) < corpus.train_bytes + corpus.val_bytes < 4_000_000
     monkeypatch.setattr(sources, "_docstrings", None)
     assert load("python_docs").hash == load("python_docs", "char").hash == corpus.hash
 
@@ -785,6 +791,7 @@ def test_the_standard_library_as_a_corpus(load, tmp_path, monkeypatch):
 def test_the_library_s_source_leaves_out_tests_and_other_encodings():
     texts = list(sources._python_source())
     assert inspect.getsource(argparse) in texts
-    paths = [path.as_posix() for path, _ in sources._library_files()]
-    assert paths == sorted(paths) and not [path for path in paths if "/test/" in path or "/site-packages/" in path]
+    paths = [path for path, _ in sources._library_files()]
+    parts = {part for path in paths for part in path.relative_to(sysconfig.get_path("stdlib")).parts}
+    assert paths == sorted(paths) and not parts & {"test", "site-packages"}
     assert 5_000_000 < sum(map(len, texts)) and all(texts)

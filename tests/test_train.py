@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -123,8 +124,7 @@ def test_every_scheme_trains_all_its_parameters_and_its_checkpoint_generates(tmp
     assert capsys.readouterr().out.endswith("\n")
 
 
-@pytest.mark.parametrize("schedule, optimizer", [("cosine", "adamw"), ("wsd", "muon")])
-@pytest.mark.parametrize("micro_batch_size", [4, 3])
+@pytest.mark.parametrize("schedule, optimizer, micro_batch_size", [("cosine", "adamw", 4), ("wsd", "muon", 3)])
 def test_a_run_stopped_thrice_ends_as_if_never_stopped(tmp_path, scheme, schedule, optimizer, micro_batch_size):
     """No batch twice, no row twice, right the second and the third time too."""
     every = ["train.steps=11", "train.checkpoint_every=3", "train.eval_every=2", f"model.position={scheme}"]
@@ -453,7 +453,8 @@ def test_the_command_trains_and_shows_a_sample_on_stdout_alone(tmp_path, capsys)
     assert call(program, config_file(tmp_path), "train.steps=3", "--overwrite", "name=other") == 0
     captured = capsys.readouterr()
     assert captured.out.strip()
-    assert "validation loss" in captured.err and f"generate.py {tmp_path / 'runs' / 'other'}" in captured.err
+    assert "validation loss" in captured.err
+    assert shlex.join(["generate.py", str(tmp_path / "runs" / "other")]) in captured.err
     assert call(program, "--resume", config_file(tmp_path), "name=other", "train.steps=4") == 0
     assert rows(tmp_path / "runs" / "other")[-1]["step"] == 4
 
@@ -530,7 +531,7 @@ def test_the_real_wandb_without_login_or_network_writes_inside_the_run_folder(tm
     environment |= {"HOME": str(home), "HTTPS_PROXY": "http://127.0.0.1:9", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, ROOT / "train.py", config_file(tmp_path), "wandb.mode=online", "train.steps=2"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith(("wandb", "warning"))]
