@@ -80,7 +80,8 @@ def test_side_by_side_gives_the_same_runs(tmp_path):
 
 
 def test_one_that_fails_ends_all_with_its_line(tmp_path):
-    variants = {"bad": {"train.learning_rate": 1e30}, "long": {"train.steps": 1_000_000}}
+    huge = {"model.hidden_size": 10**9, "model.num_attention_heads": 1}
+    variants = {"bad": huge, "long": {"train.steps": 1_000_000}}
     configs, arguments = planned(tmp_path, variants=variants, baseline="bad", seeds=[0])
     begun, real = [], schedule._Process
 
@@ -91,9 +92,19 @@ def test_one_that_fails_ends_all_with_its_line(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schedule, "_Process", Watched)
-        with pytest.raises(InputError, match=r"bad-seed0: step \d+: loss .* the last good checkpoint is none yet"):
+        with pytest.raises(InputError, match=r"bad-seed0: model: a tensor of it does not fit"):
             train_all(configs, pytest.fail, 2, arguments)
     assert len(begun) == 2 and all(process.poll() is not None for process in begun)
+
+
+def test_a_failure_other_than_diverging_ends_all_in_one_process_too(tmp_path):
+    configs, _ = planned(tmp_path)
+
+    def fail(config, resume):
+        raise InputError("no room")
+
+    with pytest.raises(InputError, match="no room"):
+        train_all(configs, fail, 1, {})
 
 
 def test_a_stopped_comparison_leaves_no_training_behind(tmp_path):
