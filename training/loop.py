@@ -42,7 +42,7 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> dict
     Writes the run folder. Batch i depends on config.seed and i alone, so a resumed run goes on where it stopped.
     SIGINT or SIGTERM finish the step, or break off the evaluation, write a checkpoint and end the program with status
     130 or 143. Raises InputError before anything is written where config, corpus and folder do not fit together, and
-    later where loss or gradient are not finite, or the disk or the device's memory are full.
+    later where loss, gradient or evaluation are not finite, or the disk or the device's memory are full.
     """
     run = RunFolder(config, resume, overwrite)  # refuses a taken folder before the corpus is read
     corpus = load_corpus(config.data)
@@ -129,7 +129,7 @@ class Trainer:
         self.next_line = 0.0  # when a log without a progress bar is due
 
     def train(self, signals: list[int]) -> None:
-        """Takes the steps that are left; a signal ends them after the one under way."""
+        """Takes the steps that are left, with all that belongs to each."""
         settings, name = self.settings, self.run.config.name
         if settings.compile:
             compile_where_possible(self.model)
@@ -145,7 +145,7 @@ class Trainer:
                 is_finite = math.isfinite(loss) and math.isfinite(norm)
                 if not is_finite:
                     self.leave_out(loss, norm, rate)
-                if step % settings.log_every == 0 or step == settings.steps or not is_finite:
+                if self.is_due(settings.log_every) or not is_finite:
                     self.log_step(loss, norm, rate)
                 if self.is_due(settings.checkpoint_every):
                     self.save()
