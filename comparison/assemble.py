@@ -4,12 +4,11 @@ import json
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import torch
 
 from base import InputError
@@ -22,6 +21,7 @@ from comparison.results import best_rate, summarize, sweep
 from data.corpus import Corpus
 from data.synthetic import TRAINED_LENGTHS, task_of
 from training.run import RunFolder
+from training.versions import versions
 
 SAME_START = "All variants of a seed start from the same shared initial weights and see the same batches."
 OTHER_START = (
@@ -37,7 +37,7 @@ TOKENIZERS_DIFFER = (
     "The tokenizers differ: losses are compared in bits per byte of the same text only, and those by context and by "
     "position, which are of single tokens, are left out."
 )
-ROOT, CPU = Path(__file__).parent.parent, Path("/proc/cpuinfo")
+CPU = Path("/proc/cpuinfo")
 
 
 def gather(
@@ -48,19 +48,26 @@ def gather(
     name: str,
     planned: bool,
 ) -> dict:
-    """All numbers of a comparison. groups: the finished runs of each variant; planned: whether one config made them.
+    """All numbers of a comparison. groups: the runs of each variant; planned: whether one config made them.
 
-    InputError where the runs can't be compared.
+    Runs that diverged are listed, and in no mean. InputError where the runs can't be compared, or no run of the
+    baseline held.
     """
     by_folder = {str(run.path): run for runs in groups.values() for run in runs}
     comparable = same_tokens(list(by_folder.values()))
     logged = {variant: [read_run(run) for run in runs] for variant, runs in groups.items()}
-    chosen = {variant: best_rate(runs) for variant, runs in logged.items()}
+    diverged = {variant: some for variant, runs in logged.items() if (some := [run for run in runs if run["diverged"]])}
+    chosen = {variant: best for variant, runs in logged.items() if (best := best_rate(runs))}
+    if baseline not in chosen:
+        said = f"baseline {baseline!r}: all its runs diverged, the first at {diverged[baseline][0]['diverged']}"
+        raise InputError(f"{said}; another that held is {', '.join(chosen) or 'none'}")
     runs = {
         variant: [numbers | measure(by_folder[numbers["folder"]], corpus_of, evaluate_with) for numbers in some]
         for variant, some in chosen.items()
     }
-    apart = differing({variant: [by_folder[run["folder"]] for run in some] for variant, some in runs.items()})
+    apart = differing(
+        {variant: by_folder[(runs.get(variant) or some)[0]["folder"]] for variant, some in logged.items()}
+    )
     keys = {key for own in apart.values() for key in own}
     alike = all(key.startswith("model.position.") or key.endswith("learning_rate") for key in keys)
     notes = [(SAME_START if alike else OTHER_START) if planned else FOUND]
@@ -69,7 +76,10 @@ def gather(
         notes.append(f"{CONTEXTS_DIFFER} ({', '.join(map(str, contexts))} tokens).")
     if not comparable:
         logged, runs = (
-            {variant: [in_bits_per_byte(run) for run in some] for variant, some in group.items()}
+            {
+                variant: [run if run["diverged"] else in_bits_per_byte(run) for run in some]
+                for variant, some in group.items()
+            }
             for group in (logged, runs)
         )
         notes.append(TOKENIZERS_DIFFER)
@@ -84,20 +94,21 @@ def gather(
         "notes": notes,
         "corpus": one.corpus(),
         "optimizer": ", ".join(sorted({run.config.train.optimizer for run in by_folder.values()})),
-        "versions": versions(),
+        "versions": {**versions(), "matplotlib": matplotlib.__version__},
         "hardware": hardware(),
         "differing": apart,
         "sweep": {variant: sweep(some) for variant, some in logged.items()},
         "summary": summarize(runs, baseline),
         "runs": runs,
-        "unused_learning_rates": {variant: runs_not_in(logged[variant], runs[variant]) for variant in logged},
+        "unused_learning_rates": {variant: runs_not_in(logged[variant], runs[variant]) for variant in runs},
+        "diverged": diverged,
     }
 
 
 def runs_not_in(some: list[dict], others: list[dict]) -> list[dict]:
-    """Those of the first that have a folder of their own."""
+    """Those of the first that have a folder of their own, and did not diverge."""
     taken = {run["folder"] for run in others}
-    return [run for run in some if run["folder"] not in taken]
+    return [run for run in some if run["folder"] not in taken and not run["diverged"]]
 
 
 def write(results: dict, folder: Path) -> str:
@@ -117,18 +128,6 @@ def write(results: dict, folder: Path) -> str:
     except OSError as error:
         raise InputError(f"{folder}: the report cannot be written there: {error.strerror}") from None
     return text
-
-
-def versions() -> dict[str, str]:
-    """Of what the numbers depend on; of this project the commit, where it is a git checkout."""
-    found = {"python": platform.python_version()}
-    found |= {name: version(name) for name in ("torch", "numpy", "tokenizers", "matplotlib")}
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    try:
-        found["whereabouts"] = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        pass
-    return found
 
 
 def hardware() -> dict:

@@ -63,7 +63,7 @@ class Corpora:
         return self.loaded[key]
 
     def of(self, run: RunFolder) -> Corpus:
-        """The corpus of a run; InputError where the text is no longer the one it was trained on."""
+        """The corpus of a run; InputError where it gives other text or tokens than those it was trained on."""
         corpus = self.load(run.config)
-        run.check_same_experiment(corpus.hash)
+        run.check_same_experiment(corpus)
         return corpus

@@ -33,9 +33,9 @@ def group(runs: list[RunFolder]) -> dict[str, list[RunFolder]]:
     return groups
 
 
-def differing(groups: dict[str, list[RunFolder]]) -> dict[str, dict]:
-    """For each variant the settings in which the variants are not all alike."""
-    found = {variant: settings(runs[0]) for variant, runs in groups.items()}
+def differing(variants: dict[str, RunFolder]) -> dict[str, dict]:
+    """For each variant, given by one of its runs, the settings in which the variants are not all alike."""
+    found = {variant: settings(run) for variant, run in variants.items()}
     keys = list(dict.fromkeys(key for values in found.values() for key in values))
 
     def unlike(key):

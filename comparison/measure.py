@@ -26,35 +26,39 @@ VERSION = 1  # raise it when the same model gives other numbers
 
 
 def open_run(folder: Path) -> RunFolder:
-    """The run in a folder, wherever it was made; InputError where it holds none or one that is not finished."""
+    """The run in a folder, wherever it was made; InputError where it holds none or one that can still go on."""
     if not (folder / "config.yaml").is_file():
         raise InputError(f"{folder}: is not a run, it has no config.yaml")
     place = {"runs_dir": str(folder.parent), "name": folder.name}
     run = RunFolder(load_config(folder / "config.yaml").model_copy(update=place), resume=True)
-    if not is_finished(run):
+    if not (run.is_finished() or run.divergence()):
         raise InputError(f"{folder}: is not finished, train.py with --resume goes on with it")
     return run
 
 
-def is_finished(run: RunFolder) -> bool:
-    """Whether the run in the folder has done all the steps of its config."""
-    return run.newest_checkpoint() == run.checkpoint(run.config.train.steps)
-
-
 def read_run(run: RunFolder) -> dict:
-    """What a finished run logged: losses in nats per token, curves as [tokens, value] pairs.
+    """What a run logged: losses in nats per token, curves as [tokens, value] pairs.
 
-    theta_drift is the largest |Δ log θ| of all pairs, theta_drift_by_pair that of each at the end (a mean over
-    layers where each has its own); both are None for a scheme that trains no θ.
+    diverged is None, or says what was no longer finite: then there is nothing but the run's folder, seed, learning
+    rate and config. theta_drift is the largest |Δ log θ| of all pairs, theta_drift_by_pair that of each at the end (a
+    mean over layers where each has its own); both are None for a scheme that trains no θ.
     """
+    config = run.config
+    described = {
+        "folder": str(run.path),
+        "seed": config.seed,
+        "learning_rate": config.train.learning_rate,
+        "diverged": run.divergence(),
+        "config": config.model_dump(mode="json"),
+    }
+    if described["diverged"]:
+        return described
     rows = run.metrics()
     evaluations = [row for row in rows if "val_loss" in row]
     steps = [row for row in rows if "train_loss" in row]
     drift = [[row["tokens"], _pairs(row["theta_drift"])] for row in steps if "theta_drift" in row]
     return {
-        "folder": str(run.path),
-        "seed": run.config.seed,
-        "learning_rate": run.config.train.learning_rate,
+        **described,
         "tokens": evaluations[-1]["tokens"],
         "val_loss": evaluations[-1]["val_loss"],
         "val_bits_per_byte": evaluations[-1]["val_bits_per_byte"],
@@ -64,7 +68,6 @@ def read_run(run: RunFolder) -> dict:
         "theta_drift_by_pair": [[i, value] for i, value in enumerate(drift[-1][1])] if drift else None,
         "tokens_per_second": statistics.median(row["tokens_per_second"] for row in steps),
         "corpus": run.corpus(),
-        "config": run.config.model_dump(mode="json"),
     }
 
 
@@ -128,4 +131,4 @@ def _look_inside(model, corpus: Corpus, seed: int) -> dict:
 
 
 def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    return value if math.isfinite(value) else None

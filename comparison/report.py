@@ -40,6 +40,8 @@ def chosen_tables(results: dict) -> list[Table]:
     made += [tables.inside_table(results), tables.cost_table(results)]
     if any(len(rates) > 1 for rates in results["sweep"].values()):
         made.append(tables.rates_table(results))
+    if results["diverged"]:
+        made.append(tables.diverged_table(results))
     made.append(tables.settings_table(results))
     return [table for table in made if len(table.header) > 1]
 
@@ -83,7 +85,7 @@ def html(results: dict) -> str:
 def _setting(results):
     corpus = results["corpus"]
     return (
-        f"{len(results['summary'])} variants on {corpus['source']} ({corpus['train_bytes']:,} bytes of text to train "
+        f"{len(results['sweep'])} variants on {corpus['source']} ({corpus['train_bytes']:,} bytes of text to train "
         f"on, {corpus['val_bytes']:,} to validate), {' or '.join(map(tokens, results['tokens']))} training tokens a "
         f"run, context {results['context']} tokens."
     )

@@ -7,18 +7,29 @@ from comparison.statistics import holm, mean_and_spread, paired
 
 
 def sweep(runs: list[dict]) -> list[dict]:
-    """For each learning rate of a variant's runs mean and standard deviation of the validation loss over seeds."""
-    rates = dict.fromkeys(run["learning_rate"] for run in runs)
-    return [
-        {"learning_rate": rate, **mean_and_spread([run["val_loss"] for run in runs if run["learning_rate"] == rate])}
-        for rate in rates
-    ]
+    """For each learning rate of a variant's runs mean and standard deviation of the validation loss over seeds.
+
+    `diverged` has the seeds that did; they are in neither, which are None where all did.
+    """
+    found = []
+    for rate in dict.fromkeys(run["learning_rate"] for run in runs):
+        some = [run for run in runs if run["learning_rate"] == rate]
+        losses = [run["val_loss"] for run in some if not run["diverged"]]
+        seeds = [run["seed"] for run in some if run["diverged"]]
+        found.append({"learning_rate": rate, **mean_and_spread(losses), "diverged": seeds})
+    return found
 
 
 def best_rate(runs: list[dict]) -> list[dict]:
-    """The runs of a variant that have the learning rate with the lowest mean validation loss."""
-    best = min(sweep(runs), key=lambda row: row["mean"])
-    return [run for run in runs if run["learning_rate"] == best["learning_rate"]]
+    """The runs of a variant that have the learning rate with the lowest mean validation loss, and did not diverge.
+
+    A rate at which fewer seeds diverged comes before one at which more did. No runs where all did.
+    """
+    rates = [row for row in sweep(runs) if row["mean"] is not None]
+    if not rates:
+        return []
+    best = min(rates, key=lambda row: (len(row["diverged"]), row["mean"]))
+    return [run for run in runs if run["learning_rate"] == best["learning_rate"] and not run["diverged"]]
 
 
 def summarize(runs: Mapping[str, list[dict]], baseline: str) -> dict[str, dict]:

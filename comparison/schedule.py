@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from base import InputError
 from comparison.design import TRAIN
-from comparison.measure import is_finished
 from configs import Config
 from training.run import RunFolder
 
@@ -18,11 +17,12 @@ GRACE_SECONDS = 60  # for a training that is told to stop
 
 
 def train_all(configs: list[Config], train: Callable, jobs: int, arguments: dict[str, list[str]]) -> None:
-    """Trains what is not finished; half-finished runs go on.
+    """Trains what has neither finished nor diverged; half-finished runs go on.
 
     train: trains one config in this process, which is what happens for one job. With more, that many processes of
     train.py run at a time, each with its share of the threads; arguments: those of each run, by its name. The first
-    that fails ends all with an InputError; then, and when this process is stopped, the others are told to stop.
+    that fails, but by diverging, ends all with an InputError; then, and when this process is stopped, the others are
+    told to stop.
     """
     progress = Progress(configs)
     waiting = [config for config in configs if progress.left[config.name]]
@@ -30,8 +30,21 @@ def train_all(configs: list[Config], train: Callable, jobs: int, arguments: dict
         return _side_by_side(waiting, jobs, arguments, progress)
     for config in waiting:
         print(progress.line([config]), file=sys.stderr)
-        train(config, resume=RunFolder.exists(config))
+        try:
+            train(config, resume=RunFolder.exists(config))
+        except InputError:
+            if not _divergence(config):
+                raise
         progress.look(config)
+
+
+def _divergence(config: Config) -> str | None:
+    """What was no longer finite in a run, after saying so."""
+    said = RunFolder.exists(config) and RunFolder(config, resume=True).divergence()
+    if said:
+        start = "\r\033[K" if sys.stderr.isatty() else ""
+        print(f"{start}{config.folder} has diverged: {said}; the others go on", file=sys.stderr)
+    return said
 
 
 def _side_by_side(waiting, jobs, arguments, progress):
@@ -69,7 +82,8 @@ class Progress:
         if RunFolder.exists(config):
             run = RunFolder(config, resume=True)
             logged = max((row["step"] for row in run.metrics()), default=0)
-            steps = 0 if is_finished(run) else max(1, steps - logged)  # the last step may be logged and not saved
+            ended = run.is_finished() or run.divergence()
+            steps = 0 if ended else max(1, steps - logged)  # the last step may be logged and not saved
         return steps * config.train.batch_size * config.model.max_position_embeddings
 
     def look(self, config: Config) -> None:
@@ -107,14 +121,14 @@ class _Process:
         )
 
     def ended(self) -> bool:
-        """Whether it has; InputError with its own line where it has failed."""
+        """Whether it has; InputError with its own line where it has failed, but by diverging."""
         status = self.process.poll()
         if status is None:
             return False
         with self.errors:
             self.errors.seek(0)
             said = self.errors.read().decode(errors="replace").replace("\r", "\n").strip()
-        if status:
+        if status and not _divergence(self.config):
             if status != 2:  # a defect, whose traceback is wanted
                 print(said, file=sys.stderr)
             reason = said.splitlines()[-1] if said else f"ended with status {status}"

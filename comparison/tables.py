@@ -32,7 +32,10 @@ def main_table(results: dict) -> Table:
         if variant == baseline:
             compared = ["—", "—", "—", "baseline"]
         losses, seeds = [spread(row["val_loss"]), spread(row["val_bits_per_byte"])], ", ".join(map(str, row["seeds"]))
+        lost = [rate["diverged"] for rate in results["sweep"][variant] if rate["learning_rate"] == row["learning_rate"]]
+        seeds += "".join(f" ({', '.join(map(str, some))} diverged)" for some in lost if some)
         body.append([variant, *losses, *compared, seeds])
+    body += [[variant, *["—"] * 5, "diverged", "—"] for variant in results["diverged"] if variant not in summary]
     header = ["variant", f"validation loss ({results['unit']})", "bits per byte", f"difference to {baseline}"]
     note = (
         "± is the standard deviation from seed to seed. Differences are paired by seed; intervals are 95 % "
@@ -102,14 +105,26 @@ def inside_table(results: dict) -> Table:
 
 def rates_table(results: dict) -> Table:
     """Every learning rate that was tried."""
-    body = [
-        [variant, f"{row['learning_rate']:g}", spread(row), "used" if row["learning_rate"] == used else ""]
-        for variant, rates in results["sweep"].items()
-        for used in [results["summary"][variant]["learning_rate"]]
-        for row in rates
-    ]
+    body = []
+    for variant, rates in results["sweep"].items():
+        used = results["summary"].get(variant, {}).get("learning_rate")
+        for row in rates:
+            remarks = ["used"] * (row["learning_rate"] == used) + [f"seed {seed} diverged" for seed in row["diverged"]]
+            body.append([variant, f"{row['learning_rate']:g}", spread(row), ", ".join(remarks)])
     header = ["variant", "learning rate", f"validation loss ({results['unit']})", ""]
-    return Table("Learning rates", header, body, "Means over seeds; the lowest is used in all other tables.")
+    note = "Means over seeds; of the rates at which the fewest seeds diverged the lowest is used in all other tables."
+    return Table("Learning rates", header, body, note)
+
+
+def diverged_table(results: dict) -> Table:
+    """The runs that have no numbers."""
+    body = [
+        [variant, f"{run['learning_rate']:g}", str(run["seed"]), run["diverged"]]
+        for variant, runs in results["diverged"].items()
+        for run in runs
+    ]
+    note = "What was no longer finite, and ended the run. These runs are in no mean."
+    return Table("Diverged runs", ["variant", "learning rate", "seed", "what happened"], body, note)
 
 
 def settings_table(results: dict) -> Table:

@@ -18,6 +18,7 @@ def sentences(results: dict) -> list[str]:
     others = {variant: row["difference"] for variant, row in summary.items() if variant != baseline}
     verdicts = [verdict(numbers) for numbers in others.values()]
     said = [_headline(others, baseline), _baseline(summary[baseline], baseline, unit)]
+    said += [_diverged(variant, runs, summary) for variant, runs in results["diverged"].items()]
     family = sum(numbers["p"] is not None for numbers in others.values())
     said += [_difference(variant, numbers, baseline, unit, family) for variant, numbers in others.items()]
     if "within the noise" in verdicts:
@@ -54,6 +55,19 @@ def _baseline(row, baseline, unit):
     n, numbers = len(row["seeds"]), row["val_loss"]
     noise = "from a single seed" if n == 1 else f"± {numbers['sd']:.4f} from seed to seed ({n} seeds)"
     return f"The baseline {baseline} ends at {numbers['mean']:.4f} {unit}, {noise}."
+
+
+def _diverged(variant, runs, summary):
+    by_rate = {}
+    for run in runs:
+        by_rate.setdefault(run["learning_rate"], []).append(str(run["seed"]))
+    found = [f"learning rate {rate:g}, seed{'s' * (len(some) > 1)} {', '.join(some)}" for rate, some in by_rate.items()]
+    said = f"{variant} diverged with {' and with '.join(found)}"
+    if variant not in summary:
+        return f"{said}: in every run, so that it has no numbers."
+    if summary[variant]["learning_rate"] in by_rate:
+        return f"{said}: its means are over the other seeds, which flatters it."
+    return f"{said}, which is not used."
 
 
 def _difference(variant, numbers, baseline, unit, family):
@@ -163,8 +177,8 @@ def _rates(sweep, summary):
     if all(len(rates) == 1 for rates in sweep.values()):
         return []
     said = ["Each variant is shown at its best learning rate, chosen on the validation loss that is reported."]
-    for variant, rates in sweep.items():
-        used, tried = summary[variant]["learning_rate"], [row["learning_rate"] for row in rates]
+    for variant, row in summary.items():
+        used, tried = row["learning_rate"], [row["learning_rate"] for row in sweep[variant]]
         if len(tried) > 1 and used in (min(tried), max(tried)):
             said.append(
                 f"The best learning rate of {variant}, {used:g}, is at the edge of those tried: others may be better."

@@ -12,7 +12,7 @@ def run(seed: int, loss: float, rate: float = 0.001, tokens: int = 4000, **chang
         "tokens_per_second": 1e3, "decode_tokens_per_second": 2e2, "position_parameters": 0, "parameters": 5000,
         "loss_by_context": [[16, loss], [32, loss + 0.5], [64, None]],
         "loss_by_position": [[8, loss + 1], [16, loss]], "exact_match": None, "evaluated_with": {},
-        "corpus": {}, "config": {},
+        "corpus": {}, "config": {}, "diverged": None,
         "attention": {
             "distances": [[0, 0], [1, 1], [2, 3]],
             "mass": [[[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]],
@@ -23,9 +23,16 @@ def run(seed: int, loss: float, rate: float = 0.001, tokens: int = 4000, **chang
     }  # fmt: skip
 
 
+def diverged(seed: int, rate: float = 0.001) -> dict:
+    """What `read_run` says of a run that diverged."""
+    said = f"step 5: loss nan, gradient's norm nan at train.learning_rate {rate:.2g}"
+    return {"folder": f"runs/{seed}-{rate}", "seed": seed, "learning_rate": rate, "config": {}, "diverged": said}
+
+
 def results(runs: dict[str, list[dict]], baseline: str, **changes) -> dict:
     """What `gather` makes of runs."""
-    chosen = {variant: best_rate(some) for variant, some in runs.items()}
+    chosen = {variant: best for variant, some in runs.items() if (best := best_rate(some))}
+    lost = {variant: some for variant, all in runs.items() if (some := [run for run in all if run["diverged"]])}
     return {
         "name": "made-up", "baseline": baseline, "unit": "nats per token", "context": 16, "tokens": [4000],
         "trained_length": 4,
@@ -34,7 +41,7 @@ def results(runs: dict[str, list[dict]], baseline: str, **changes) -> dict:
         "hardware": {"device": "a machine", "cores": 2, "threads": 1},
         "differing": {variant: {"model.position.scheme": variant} for variant in runs},
         "sweep": {variant: sweep(some) for variant, some in runs.items()},
-        "summary": summarize(chosen, baseline), "runs": chosen, **changes,
+        "summary": summarize(chosen, baseline), "runs": chosen, "diverged": lost, **changes,
     }  # fmt: skip
 
 

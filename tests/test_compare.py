@@ -184,6 +184,59 @@ def test_a_sweep_reports_all_rates_and_uses_the_best(tmp_path):
     assert re.search(r"^\| rope \| 1e-05 \| \d\.\d+ \|  \|$", text, re.M)
 
 
+WILD = {"train.learning_rate": 1e38, "train.min_learning_rate": 1e38}
+ADAMW = {"train.steps": 4, "train.eval_every": 2, "train.optimizer": "adamw"}
+
+
+def test_a_rate_that_diverges_is_a_result_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+    """It is told, not used, and not trained again."""
+    changes = {"learning_rates": [1e15, 0.01], "seeds": [0], "settings": ADAMW}
+    text = run_comparison(tmp_path, **changes)
+    out, said = tmp_path / "runs" / "cmp", capsys.readouterr().err
+    assert f"{out / 'rope-lr1000000000000000.0-seed0'} has diverged: step 2: loss nan" in said
+    numbers = json.loads((out / "results.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert [row["learning_rate"] for row in numbers["summary"].values()] == [0.01, 0.01]
+    assert [row["diverged"] for row in numbers["sweep"]["theta"]] == [[0], []]
+    assert numbers["diverged"]["theta"][0]["diverged"].startswith("step 2: loss nan, ")
+    assert "theta diverged with learning rate 1e+15, seed 0, which is not used." in text
+    no_training(monkeypatch)
+    assert run_comparison(tmp_path, **changes) == text
+
+
+def test_a_seed_that_diverges_is_left_out_of_the_means(tmp_path):
+    def ruin(trainer):
+        if trainer.run.config.name == "theta-seed7":
+            trainer.model.norm.weight.data[0] = float("nan")
+
+    with before_step(3, ruin):
+        text = run_comparison(tmp_path)
+    numbers = json.loads((tmp_path / "runs" / "cmp" / "results.json").read_text(encoding="utf-8"))["summary"]
+    assert (numbers["rope"]["seeds"], numbers["theta"]["seeds"]) == ([0, 7], [0])
+    last = rows(tmp_path / "runs" / "cmp" / "theta-seed0")[-1]["val_loss"]
+    assert numbers["theta"]["val_loss"] == {"mean": last, "sd": None} and numbers["theta"]["difference"]["n"] == 1
+    assert columns(text, 8) == ["0, 7", "0 (7 diverged)"] and "its means are over the other seeds" in text
+
+
+def test_a_variant_that_diverges_wholly_is_told_also_side_by_side_and_from_its_folders(tmp_path, capsys):
+    """Its last step ruins it: only the evaluation shows that. As the baseline it has nothing to be compared with."""
+    variants = {"wild": WILD, "rope": {}}
+    settings = {**ADAMW, "train.steps": 1, "train.warmup_steps": 0}
+    changes = {"variants": variants, "seeds": [0], "settings": settings, "baseline": "wild"}
+    path = comparison_file(tmp_path, **changes)
+    assert call(program, path, "--jobs", 2) == 2
+    said = capsys.readouterr().err.splitlines()
+    why = "step 1: validation loss nan at train.learning_rate 1e+38"
+    assert said[-1] == f"error: baseline 'wild': all its runs diverged, the first at {why}; another that held is rope"
+    out = tmp_path / "runs" / "cmp"
+    assert f"{out / 'wild-seed0'} has diverged: {why}; the others go on" in said
+    assert call(program, path, "--jobs", 2, "baseline=rope") == 0
+    text = capsys.readouterr().out
+    assert columns(text, 7) == ["baseline", "diverged"]
+    assert "wild diverged with learning rate 1e+38, seed 0: in every run, so that it has no numbers." in text
+    assert call(program, "--runs", out / "rope-seed0", out / "wild-seed0", "--out", tmp_path / "report") == 0
+    assert columns(capsys.readouterr().out, 7) == ["baseline", "diverged"]
+
+
 def no_training(monkeypatch):
     monkeypatch.setattr(Trainer, "take_step", lambda _: pytest.fail("trained again"))
 

@@ -11,7 +11,7 @@ from data.tokenizer import END_OF_TEXT, TokenizerConfig, encode, train_tokenizer
 from model.config import ModelConfig
 from model.generation import generate
 from model.transformer import Transformer
-from training import diagnostics
+from training import diagnostics, evaluation
 from training.diagnostics import attention_by_distance, decode_speed, embedding_rms, exact_match
 
 SLOPES = [0.25, 0.0625, 0.015625, 0.00390625]  # of ALiBi with four heads
@@ -79,7 +79,7 @@ def test_who_copies_gets_all_right_and_who_errs_gets_what_is_left(tokenizer):
 
 
 def test_memory_is_bounded_whatever_the_count(tokenizer, monkeypatch):
-    monkeypatch.setattr(diagnostics, "EVAL_TOKENS", 100)
+    monkeypatch.setattr(evaluation, "EVAL_TOKENS", 100)
     solver = Solver(tokenizer, copier)
     assert exact_match(solver, tokenizer, "copy", [9, 70], 25) == {9: 1.0, 70: 1.0}
     assert max(solver.passes) == 142 and sorted(set(solver.passes))[-2] == 100

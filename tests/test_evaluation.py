@@ -85,6 +85,54 @@ def test_bits_per_byte_of_guessing_bytes_is_eight():
     assert bits_per_byte(500 * math.log(256), 1000) == pytest.approx(4, rel=1e-12)  # two bytes a token
 
 
+class Limited(Bigram):
+    """On a device whose memory holds so many sequences at once; notes how many went through."""
+
+    def __init__(self, sequences, error):
+        super().__init__()
+        self.sequences, self.error, self.passes = sequences, error, []
+
+    def hidden_states(self, input_ids):
+        self.passes.append(len(input_ids))
+        if len(input_ids) > self.sequences:
+            raise self.error
+        return super().hidden_states(input_ids)
+
+
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_where_memory_ends_passes_shrink_and_all_is_scored_once(sequences):
+    stream = tokens(100)  # 12 windows and a rest of 3
+    model = Limited(sequences, FULL)
+    assert evaluate(model, stream, CONTEXT) == pytest.approx(sum(Bigram().nats(stream)), rel=1e-6)
+    assert model.passes == ([12, 6, 3] + [3] * 3 if sequences == 3 else [12, 6, 3] + [1] * 12) + [1]
+    for score in (lambda m: loss_by_context(m, stream, CONTEXT, (1, 2)), lambda m: loss_by_position(m, stream, 4, 2)):
+        one_by_one, whole = (score(model) for model in (Limited(sequences, FULL), Bigram()))
+        assert numpy.array(one_by_one) == pytest.approx(numpy.array(whole), rel=1e-6)
+
+
+def test_a_sequence_that_no_memory_holds_and_another_error_are_raised():
+    for sequences, error in ((0, FULL), (3, RuntimeError("a defect"))):
+        with pytest.raises(RuntimeError, match=str(error)):
+            evaluate(Limited(sequences, error), tokens(100), CONTEXT)
+
+
+def test_a_signal_ends_an_evaluation_after_the_pass_under_way(monkeypatch):
+    monkeypatch.setattr(evaluation, "EVAL_TOKENS", 2 * CONTEXT)
+    signals, passes = [], []
+
+    class Signalled(Bigram):
+        def hidden_states(self, input_ids):
+            passes.append(len(input_ids))
+            signals.extend([15] * (len(passes) == 3))
+            return super().hidden_states(input_ids)
+
+    assert evaluate(Signalled(), tokens(100), CONTEXT, signals) is None
+    assert passes == [2, 2, 2]
+
+
 # By context: CONTEXT 8, so blocks of 2
 
 

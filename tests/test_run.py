@@ -95,7 +95,7 @@ def test_another_experiment_is_told_by_its_keys(tmp_path, started, override, key
     run = RunFolder(run_config(tmp_path, override), resume=True)
     assert sorted(run.differing_keys()) == sorted(keys)
     with pytest.raises(InputError, match=keys[0]):
-        run.check_same_experiment("abc")
+        run.check_same_experiment(CORPUS)
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_another_experiment_is_told_by_its_keys(tmp_path, started, override, key
      "wandb.mode=offline", "wandb.tags=[a]", "train.device=auto"],
 )  # fmt: skip
 def test_how_a_run_is_watched_may_change(tmp_path, started, override):
-    RunFolder(run_config(tmp_path, override), resume=True).check_same_experiment("abc")
+    RunFolder(run_config(tmp_path, override), resume=True).check_same_experiment(CORPUS)
 
 
 def test_more_steps_are_the_same_experiment_and_another_text_is_not(tmp_path, started):
     run = RunFolder(run_config(tmp_path, "train.steps=60"), resume=True)
-    run.check_same_experiment("abc")
+    run.check_same_experiment(CORPUS)
     with pytest.raises(InputError, match="data.source"):
-        run.check_same_experiment("abd")
+        run.check_same_experiment(SimpleNamespace(hash="abd"))
 
 
 def test_a_row_that_a_crash_cut_off_is_forgotten(started):

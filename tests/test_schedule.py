@@ -84,7 +84,7 @@ def test_side_by_side_gives_the_same_runs(tmp_path, monkeypatch):
 STAND_IN = """
 import sys, time
 if 'name="bad-seed0"' in sys.argv:
-    sys.stderr.write("bad: 0%\\rbad: 50%\\n" "error: step 2: loss nan, and so on\\n")
+    sys.stderr.write("bad: 0%\\rbad: 50%\\n" "error: model: too large, and so on\\n")
     sys.exit(2)
 time.sleep(600)
 """
@@ -103,9 +103,19 @@ def test_one_that_fails_ends_all_with_its_line(tmp_path, monkeypatch):
             begun.append(self.process)
 
     monkeypatch.setattr(schedule, "_Process", Watched)
-    with pytest.raises(InputError, match="bad-seed0: step 2: loss nan, and so on$"):
+    with pytest.raises(InputError, match="bad-seed0: model: too large, and so on$"):
         train_all(configs, pytest.fail, 2, arguments)
     assert len(begun) == 2 and all(process.poll() is not None for process in begun)
+
+
+def test_a_failure_other_than_diverging_ends_all_in_one_process_too(tmp_path):
+    configs, _ = planned(tmp_path)
+
+    def fail(config, resume):
+        raise InputError("no room")
+
+    with pytest.raises(InputError, match="no room"):
+        train_all(configs, fail, 1, {})
 
 
 def test_a_stopped_comparison_leaves_no_training_behind(tmp_path):

@@ -1,11 +1,13 @@
+import json
 import math
 from random import Random
 
 import pytest
 
+from comparison.report import html, markdown
 from comparison.statistics import holm, mean_and_spread, paired, t_quantile, t_test
 from comparison.words import sentences, verdict
-from made_up import results, run, trial
+from made_up import diverged, results, run, trial
 
 
 @pytest.mark.parametrize(
@@ -142,6 +144,37 @@ def test_catching_up_is_told_with_the_tokens_at_which_it_happens():
     late[0]["curve"].insert(1, [1500, 0.1])  # an evaluation that the others don't have
     said = sentences(results({"base": base, "late": late}, "base"))
     assert any(line.startswith("late is behind base up to 2k training tokens, and not from") for line in said)
+
+
+def test_a_rate_at_which_a_seed_diverged_is_used_only_where_none_held():
+    held, lost = [run(seed, 3.0, 0.01) for seed in range(3)], diverged
+    runs = {
+        "base": held,
+        "spared": [run(0, 2.0, 0.1), run(1, 2.0, 0.1), lost(2, 0.1), *held],
+        "thinned": [run(0, 2.0, 0.1), lost(1, 0.1), lost(2, 0.1), lost(0, 0.01), run(1, 4.0, 0.01), run(2, 5.0, 0.01)],
+        "gone": [lost(seed, rate) for rate in (0.1, 0.01) for seed in range(3)],
+    }
+    found = results(runs, "base")
+    assert {variant: row["seeds"] for variant, row in found["summary"].items()} == {
+        "base": [0, 1, 2], "spared": [0, 1, 2], "thinned": [1, 2]
+    }  # fmt: skip
+    assert found["summary"]["thinned"]["val_loss"]["mean"] == 4.5
+    assert found["summary"]["thinned"]["difference"]["mean"] == pytest.approx(1.5)
+    assert [(row["mean"], row["diverged"]) for row in found["sweep"]["gone"]] == [(None, [0, 1, 2])] * 2
+    said = sentences(found)
+    assert "spared diverged with learning rate 0.1, seed 2, which is not used." in said
+    assert any(
+        line.startswith("thinned diverged with learning rate 0.1, seeds 1, 2 and with learning rate 0.01, seed 0: its")
+        for line in said
+    )
+    assert any(line.startswith("gone diverged with ") and line.endswith("it has no numbers.") for line in said)
+    text = markdown(found)
+    assert "| gone | — | — | — | — | — | diverged | — |" in text
+    assert "| thinned | 0.01 | 4.5000 ± 0.7071 | used, seed 0 diverged |" in text
+    assert "| no claim | 1, 2 (0 diverged) |" in text
+    assert "| thinned | 0.01 | 0 | step 5: loss nan, gradient's norm nan at train.learning_rate 0.01 |" in text
+    json.dumps(found, allow_nan=False)
+    html(found)
 
 
 def test_the_best_learning_rate_is_used_and_one_at_the_edge_is_told():

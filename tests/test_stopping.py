@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
@@ -19,8 +20,9 @@ import train as program
 from base import InputError
 from data.corpus import load_corpus
 from model.checkpoint import complete_checkpoints, load_checkpoint, load_trainer
-from tiny import before_step, call, config_file, rows, run_config, weights
-from training.loop import train
+from tiny import Stopped, before_step, call, config_file, rows, run_config, weights
+from training import evaluation
+from training.loop import Trainer, train
 from training.run import RunFolder
 
 
@@ -71,6 +73,77 @@ def test_a_sigint_after_another_signal_stops_at_once(tmp_path, capsys, first):
     assert capsys.readouterr().err.endswith("interrupted\n")
     assert names(run_config(tmp_path).folder / "checkpoints") == ["step_000002"]
     assert signal.getsignal(signal.SIGINT) == before
+
+
+EVALUATIONS = [
+    (["train.eval_every=4"], 4),
+    (["train.eval_every=4", "train.checkpoint_every=4"], 4),
+    (["train.eval_every=2", "train.checkpoint_every=2", "train.keep_checkpoints=2"], 4),
+    ([], 6),
+]
+
+
+@pytest.fixture
+def small_passes(monkeypatch):
+    """Seven for each evaluation."""
+    monkeypatch.setattr(evaluation, "EVAL_TOKENS", 64)
+
+
+@contextmanager
+def in_evaluation(step, action):
+    """While it is entered, action() is called in the second pass of the evaluation after a step; gives all passes."""
+    whole, one_pass, passes = Trainer.evaluate, evaluation.token_losses, []
+
+    def token_losses(*given):
+        passes.append(given)
+        if len(passes) == 2:
+            action()
+        return one_pass(*given)
+
+    def evaluate(trainer, signals):
+        with mock.patch.object(evaluation, "token_losses", token_losses if trainer.step == step else one_pass):
+            whole(trainer, signals)
+
+    with mock.patch.object(Trainer, "evaluate", evaluate):
+        yield passes
+
+
+@pytest.mark.parametrize(("every", "step"), EVALUATIONS)
+def test_a_signal_during_an_evaluation_ends_it_with_a_checkpoint_and_it_is_done_later(
+    tmp_path, small_passes, capsys, every, step
+):
+    """A scheduler's grace is a minute or less, and an evaluation may take longer."""
+    whole, stopped = (run_config(tmp_path, f"name={name}", *every).folder for name in ("whole", "stopped"))
+    assert call(program, config_file(tmp_path), *every, "name=whole") == 0
+    with in_evaluation(step, lambda: os.kill(os.getpid(), signal.SIGTERM)) as passes:
+        assert call(program, config_file(tmp_path), *every, "name=stopped") == 143
+    assert len(passes) == 2
+    assert f"step_00000{step}" in names(stopped / "checkpoints")
+    assert not RunFolder(run_config(tmp_path, "name=stopped", *every), resume=True).is_finished()
+    again = capsys.readouterr().err.splitlines()[-1].split("train.py ")[1].split()
+    with in_evaluation(step, lambda: os.kill(os.getpid(), signal.SIGTERM)):
+        assert call(program, *again) == 143, "while what was missing is done"
+    assert call(program, *again) == 0
+    assert_same_bits(stopped, whole)
+    assert names(stopped / "checkpoints") == names(whole / "checkpoints")
+
+
+@pytest.mark.parametrize(("every", "step"), EVALUATIONS[1:])
+def test_a_run_killed_during_an_evaluation_is_evaluated_when_it_goes_on(tmp_path, small_passes, every, step):
+    """Its steps are done and saved, its rows are not all there; nor is it finished."""
+    whole, killed = (run_config(tmp_path, f"name={name}", *every) for name in ("whole", "killed"))
+    train(whole)
+
+    def kill():
+        raise Stopped
+
+    with pytest.raises(Stopped), in_evaluation(step, kill):
+        train(killed)
+    run = RunFolder(killed, resume=True)
+    assert run.newest_checkpoint() == run.checkpoint(step) and not run.is_finished()
+    train(killed, resume=True)
+    assert_same_bits(killed.folder, whole.folder)
+    assert names(killed.folder / "checkpoints") == names(whole.folder / "checkpoints") and run.is_finished()
 
 
 def test_a_run_outside_the_main_thread_trains_without_signals(tmp_path):

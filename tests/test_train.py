@@ -1,10 +1,13 @@
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -20,9 +23,12 @@ from data.corpus import load_corpus
 from model import checkpoint as checkpoint_module
 from model.transformer import Transformer
 from tiny import TEXT, Stopped, before_step, call, config_file, killed_before_step, rows, run_config, weights
-from training import loop, optimizer, tracking
+from training import loop, optimizer
+from training import versions as versions_module
 from training.evaluation import evaluate
-from training.loop import fit_to_corpus, sample, train
+from training.loop import Trainer, fit_to_corpus, sample, train
+from training.optimizer import learning_rate
+from training.run import RunFolder
 
 ROOT = Path(__file__).parent.parent
 
@@ -62,7 +68,7 @@ def test_a_run_folder_holds_what_it_should(tmp_path):
     names = {path.relative_to(run).as_posix() for path in run.rglob("*")}
     checkpoint = "checkpoints/step_000006"
     files = "config.json model.safetensors tokenizer.json tokenizer_config.json trainer.pt SHA256SUMS".split()
-    own = [".lock", "config.yaml", "corpus.json", "metrics.jsonl", "checkpoints"]
+    own = [".lock", "config.yaml", "corpus.json", "versions.json", "metrics.jsonl", "checkpoints"]
     assert names == {*own, checkpoint, *(f"{checkpoint}/{file}" for file in files)}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     training, evaluations = [r for r in lines if "train_loss" in r], [r for r in lines if "val_loss" in r]
@@ -282,19 +288,73 @@ def test_a_taken_folder_is_refused_before_the_corpus_is_read(tmp_path, monkeypat
         train(config)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_with_one_line_and_keeps_the_checkpoint(tmp_path, capsys):
+def test_a_loss_that_is_not_finite_ends_the_run_with_one_line_and_keeps_the_checkpoint(tmp_path, capsys, monkeypatch):
     config = run_config(tmp_path, "train.checkpoint_every=2")
-    with before_step(5, lambda trainer: trainer.model.norm.weight.data[0].fill_(float("nan"))):
-        assert call(program, config_file(tmp_path), "train.checkpoint_every=2") == 2
+    poison(monkeypatch, config, [5])
+    assert call(program, config_file(tmp_path), "train.checkpoint_every=2") == 2
     lines = capsys.readouterr().err.splitlines(keepends=True)
     assert [line for line in lines if "error" in line] == [lines[-1]]
     assert lines[-2].endswith("\n"), "on a line of its own, below the progress bar"
     assert lines[-1].startswith("error: step 5: loss nan, ") and "train.learning_rate" in lines[-1]
     assert lines[-1].endswith("last good checkpoint is " + str(config.folder / "checkpoints" / "step_000004") + "\n")
     assert [path.name for path in (config.folder / "checkpoints").iterdir()] == ["step_000004"]
-    assert rows(config.folder)[-1]["step"] == 4
+    assert rows(config.folder)[-1] == {"step": 5, "tokens": 5 * 64, "diverged": lines[-1][7:].split(";")[0]}
     saved = load_file(config.folder / "checkpoints" / "step_000004" / "model.safetensors")
     assert all(torch.isfinite(tensor).all() for tensor in saved.values())
+
+
+@contextmanager
+def ruined_by_step(number):
+    """The loss of a step is finite, and none after its update of the weights."""
+    real = Trainer.take_step
+
+    def take_step(trainer):
+        taken = real(trainer)
+        if trainer.step == number:
+            trainer.model.norm.weight.data[0] = float("nan")
+        return taken
+
+    with mock.patch.object(Trainer, "take_step", take_step):
+        yield
+
+
+@pytest.mark.parametrize("eval_every, checkpoint_every, good", [(6, 1, 5), (3, 2, 2), (3, 3, None), (None, None, None)])
+def test_an_evaluation_that_is_not_finite_ends_the_run_as_a_loss_does(tmp_path, eval_every, checkpoint_every, good):
+    """The checkpoint before it is set aside: what goes on, and generate.py, take the one that was good."""
+    every = [f"train.eval_every={eval_every or 'null'}", f"train.checkpoint_every={checkpoint_every or 'null'}"]
+    whole, config = (run_config(tmp_path, f"name={name}", *every) for name in ("whole", "ruined"))
+    train(whole)
+    step = eval_every or 6
+    place = config.folder / "checkpoints" / f"step_00000{good}" if good else "none yet"
+    said = f"step {step}: validation loss nan at train.learning_rate {learning_rate(step, config.train):.2g}"
+    with ruined_by_step(step), pytest.raises(InputError) as caught:
+        train(config)
+    assert str(caught.value) == f"{said}; the last good checkpoint is {place}"
+    assert rows(config.folder)[-1] == {"step": step, "tokens": 64 * step, "diverged": said}
+    run = RunFolder(config, resume=True)
+    assert run.divergence() == said and not run.is_finished() and run.newest_checkpoint() == (place if good else None)
+    train(config, resume=True)
+    assert_same_bits(config, whole)
+    assert names(config.folder / "checkpoints") == names(whole.folder / "checkpoints")
+    assert run.divergence() is None and run.is_finished()
+
+
+def test_a_checkpoint_of_weights_that_were_ruined_already_is_not_called_good(tmp_path):
+    """The loss that shows it is that of the next step, which comes after the save."""
+    every = ["train.checkpoint_every=1", "train.keep_checkpoints=3", "train.max_skipped_steps=1"]
+    whole, config = (run_config(tmp_path, f"name={name}", *every) for name in ("whole", "ruined"))
+    train(whole)
+    with ruined_by_step(3), pytest.raises(InputError, match=r"^step 5: loss nan.* good checkpoint is .*/step_000002$"):
+        train(config)
+    assert names(config.folder / "checkpoints") == [
+        "step_000002", "step_000003.diverged", "step_000004.diverged"
+    ]  # fmt: skip
+    train(config, resume=True)
+    assert_same_bits(config, whole)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
 def poison(monkeypatch, config, steps, harm=lambda loss: loss * float("nan")):
@@ -465,15 +525,17 @@ def test_without_wandb_it_is_never_imported(tmp_path, monkeypatch):
 
 
 class FakeWandb:
-    """Records what it is asked for; refuses to go online if told so."""
+    """Records what it is asked for; refuses to go online, or to rewind there, if told so."""
 
     class Error(Exception):
         pass
 
     Settings = SimpleNamespace
+    id, starting_step = "abc123", 0
 
-    def __init__(self, has_login, has_network=True):
-        self.has_login, self.has_network, self.inits, self.logged, self.finished = has_login, has_network, [], [], 0
+    def __init__(self, has_login, has_network=True, rewinds=True):
+        self.has_login, self.has_network, self.rewinds = has_login, has_network, rewinds
+        self.inits, self.logged, self.finished = [], [], []
 
     def login(self, prompt, verify):
         assert not prompt and not verify, "neither a question nor the network"
@@ -483,13 +545,15 @@ class FakeWandb:
         self.inits.append(settings)
         if not self.has_network and settings["mode"] == "online":
             raise self.Error("no network")
+        if not self.rewinds and "resume_from" in settings:
+            raise self.Error("cannot\nrewind")
         return self
 
     def log(self, row, step):
         self.logged.append({**row, "step": step})
 
-    def finish(self):
-        self.finished += 1
+    def finish(self, exit_code):
+        self.finished.append(exit_code)
 
 
 def test_wandb_gets_the_rows_of_metrics_and_the_config(tmp_path, monkeypatch):
@@ -504,7 +568,58 @@ def test_wandb_gets_the_rows_of_metrics_and_the_config(tmp_path, monkeypatch):
     assert asked == {"mode": "online", "project": "p", "group": "g", "tags": ("a", "b")}
     assert (settings["name"], Path(settings["dir"])) == ("tiny", config.folder)
     assert settings["config"]["model"]["vocab_size"] == 257
-    assert wandb.finished == 1
+    assert wandb.finished == [0]
+
+
+def test_wandb_gets_each_drift_as_a_number(tmp_path, monkeypatch):
+    """Of lists it draws nothing."""
+    wandb = FakeWandb(has_login=True)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    position = "model.position={scheme: learned_theta, per_layer: true}"
+    config = run_config(tmp_path, "wandb.mode=offline", position, "train.steps=3")
+    train(config)
+    for sent, row in zip(wandb.logged, rows(config.folder), strict=True):
+        drifts = {f"theta_drift/0/{i}": value for i, value in enumerate(row.pop("theta_drift", [[]])[0])}
+        assert sent.items() >= {**row, **drifts}.items() and "theta_drift" not in sent
+    assert len(drifts) == 0 and "theta_drift/0/3" in wandb.logged[0]
+
+
+def test_a_resumed_run_goes_on_in_its_wandb_run(tmp_path, monkeypatch):
+    """From before the step that it goes on after, whose rows are sent once more: none is missing, none comes twice."""
+    wandb = FakeWandb(has_login=True)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    config = run_config(tmp_path, "wandb.mode=online", "train.checkpoint_every=2", "train.eval_every=2")
+    interrupted(config, 4)
+    assert wandb.finished == [1] and not {"id", "resume", "resume_from"} & wandb.inits[0].keys()
+    wandb.logged = [row for row in wandb.logged if row["step"] < 2]
+    train(config, resume=True)
+    assert [settings.get("resume_from") for settings in wandb.inits] == [None, "abc123?_step=1"]
+    assert [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in wandb.logged] == rows(config.folder)
+
+
+def test_where_wandb_cannot_rewind_the_rows_are_added(tmp_path, monkeypatch, capsys):
+    wandb = FakeWandb(has_login=True, rewinds=False)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    config = run_config(tmp_path, "wandb.mode=online", "train.checkpoint_every=2")
+    interrupted(config, 4)
+    monkeypatch.setattr(wandb, "starting_step", 4)
+    capsys.readouterr(), wandb.logged.clear()
+    train(config, resume=True)
+    assert (wandb.inits[-1]["id"], wandb.inits[-1]["resume"]) == ("abc123", "allow")
+    assert [row["step"] for row in wandb.logged] == [4, 5, 6, 6], "it has steps up to 3, and takes no second one"
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert said == (
+        "warning: wandb could not rewind run abc123 online (cannot rewind); next: add to run abc123 online"
+    )  # fmt: skip
+
+
+def test_a_wandb_that_refuses_all_is_a_warning(tmp_path, monkeypatch, capsys):
+    wandb = FakeWandb(has_login=True)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setattr(wandb, "init", mock.Mock(side_effect=wandb.Error("not today")))
+    config = run_config(tmp_path, "wandb.mode=offline")
+    assert train(config)["step"] == 6
+    assert "could not start a run offline (not today); next: go on without" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -516,11 +631,11 @@ def test_wandb_without_login_or_network_goes_on_offline_with_a_warning(
     """And asks for no login: wandb's own menu would block a run in a terminal."""
     wandb = FakeWandb(has_login, has_network)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    tracking.build_tracker(run_config(tmp_path, "wandb.mode=online"))
+    train(run_config(tmp_path, "wandb.mode=online"))
     assert [settings["mode"] for settings in wandb.inits] == modes
     assert all(settings["settings"].init_timeout <= 30 for settings in wandb.inits)
-    err = capsys.readouterr().err
-    assert err.startswith("warning: ") and "offline" in err and err.count("\n") == 1
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert "offline" in said
 
 
 def test_the_real_wandb_without_login_or_network_writes_inside_the_run_folder(tmp_path):
@@ -536,5 +651,99 @@ def test_the_real_wandb_without_login_or_network_writes_inside_the_run_folder(tm
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith(("wandb", "warning"))]
     assert said == ["warning: no wandb login found; logging offline"]
-    assert list((tmp_path / "runs" / "tiny" / "wandb").glob("offline-run-*/*.wandb"))
+    run = tmp_path / "runs" / "tiny"
+    (log,) = run.glob("wandb/offline-run-*/*.wandb")
     assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "tiny.yaml", "runs", "cache", "home"}
+    again = subprocess.run(
+        [*command, "train.steps=3", "--resume"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert again.returncode == 0 and "WARNING" not in again.stderr, again.stderr
+    logs = sorted(run.glob("wandb/offline-run-*/*.wandb"))
+    assert len(logs) == 2 and {path.name for path in logs} == {f"run-{(run / 'wandb_id').read_text()}.wandb"}
+    assert log in logs
+
+
+def test_a_log_file_gets_whole_lines_and_few(tmp_path, monkeypatch, capsys):
+    config = run_config(tmp_path, "name=few")
+    train(config)
+    err = capsys.readouterr().err
+    assert "\r" not in err and [line[:22] for line in err.splitlines() if "step" in line] == ["few: step 1 of 6, loss"]
+    monkeypatch.setattr(loop, "SECONDS_BETWEEN_LINES", 0)
+    train(run_config(tmp_path, "name=more", "train.log_every=2"))
+    said = [line.split(", ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said == [f"more: step {step} of 6" for step in (2, 4, 6)]
+
+
+def test_a_run_folder_tells_what_made_it(tmp_path, monkeypatch):
+    """And what went on with it, from which step."""
+    config = run_config(tmp_path)
+    train(config)
+    file = config.folder / "versions.json"
+    first = json.loads(file.read_text())["0"]
+    assert first["torch"] == torch.__version__ and first["python"] == sys.version.split()[0]
+    train(run_config(tmp_path, "train.steps=7"), resume=True)
+    assert json.loads(file.read_text()) == {"0": first}
+    newer = {**first, "torch": "9.9"}
+    monkeypatch.setattr("training.run.versions", lambda: newer)
+    train(run_config(tmp_path, "train.steps=8"), resume=True)
+    assert json.loads(file.read_text()) == {"0": first, "7": newer}
+    file.unlink()  # as in folders of before
+    train(run_config(tmp_path, "train.steps=9"), resume=True)
+    assert json.loads(file.read_text()) == {"8": newer}
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="no git here")
+def test_the_commit_is_that_of_this_checkout_or_none(tmp_path, monkeypatch):
+    """Not that of a checkout around it, as where a zip is unpacked inside one, nor of one that the shell names."""
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+
+    def git(folder, *arguments):
+        who = ["-c", "user.name=x", "-c", "user.email=x"]
+        done = subprocess.run(["git", *who, *arguments], cwd=folder, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    outer, inner = tmp_path, tmp_path / "inner"
+    inner.mkdir()
+    git(outer, "init"), git(outer, "commit", "--allow-empty", "-m", "outer")
+    monkeypatch.setattr(versions_module, "ROOT", inner)
+    found = versions_module.versions.__wrapped__
+    assert "whereabouts" not in found()
+    git(inner, "init"), (inner / "file").touch(), git(inner, "add", "file"), git(inner, "commit", "-m", "inner")
+    commit = git(inner, "rev-parse", "--short", "HEAD")
+    monkeypatch.setenv("GIT_DIR", str(outer / ".git"))
+    assert found()["whereabouts"] == commit
+    (inner / "file").write_text("changed")
+    assert found()["whereabouts"] == f"{commit}-dirty"
+    monkeypatch.setenv("PATH", "")
+    assert "whereabouts" not in found()
+
+
+def test_a_run_does_not_go_on_with_another_tokenizer(tmp_path, capsys):
+    """As another version of the library may make of the same text, where the cache is gone; nor is it measured with."""
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    every = ["data.tokenizer.kind=bpe", "data.tokenizer.vocab_size=300"]
+    config = run_config(tmp_path, *every)
+    train(config)
+    before = {path: path.read_bytes() for path in config.folder.rglob("*") if path.is_file()}
+    elsewhere = run_config(tmp_path, *every, f"data.cache_dir={tmp_path / 'elsewhere'}", "train.steps=8")
+    with (
+        mock.patch("data.tokenizer._BPE_TRAINING_CHARACTERS", 300),
+        mock.patch("data.tokenizer._PIECE_CHARACTERS", 100),
+    ):
+        other = load_corpus(elsewhere.data)
+    assert other.tokenizer.get_vocab_size() == 300 and other.hash == load_corpus(config.data).hash
+    file = config.folder / "checkpoints" / "step_000006" / "tokenizer.json"
+    with pytest.raises(InputError, match=f"^{file}: is not the tokenizer that comes of data.source now"):
+        train(elsewhere, resume=True)
+    assert {path: path.read_bytes() for path in config.folder.rglob("*") if path.is_file()} == before
+    with pytest.raises(InputError, match="is not the tokenizer"):
+        RunFolder(config, resume=True).check_same_experiment(other)
+    load_corpus(elsewhere.data.model_copy(update={"cache_dir": str(tmp_path / "third")}))
+    train(run_config(tmp_path, *every, f"data.cache_dir={tmp_path / 'third'}", "train.steps=8"), resume=True)

@@ -13,7 +13,7 @@ from data.synthetic import examples
 from data.tokenizer import END_OF_TEXT, Tokenizer, encode
 from model.generation import generate
 from model.transformer import Transformer
-from training.evaluation import EVAL_TOKENS
+from training.evaluation import in_passes
 
 WINDOWS = 32  # whose attention is looked at
 
@@ -41,10 +41,13 @@ def exact_match(
         if model.position.max_length is not None and input_ids.shape[1] > model.position.max_length:
             shares[length] = None
             continue
-        rows, right = max(1, EVAL_TOKENS // input_ids.shape[1]), 0
-        for part, wanted in zip(input_ids.split(rows), targets.split(rows)):
-            right += ((model(part).argmax(dim=-1) == wanted) | (wanted < 0)).all(dim=-1).sum().item()
-        shares[length] = right / count
+
+        def is_right(first, end):
+            wanted = targets[first:end]
+            return ((model(input_ids[first:end]).argmax(dim=-1) == wanted) | (wanted < 0)).all(dim=-1)
+
+        right = torch.cat(list(in_passes(count, input_ids.shape[1], is_right)))
+        shares[length] = right.sum().item() / count
     return shares
 
 
@@ -54,7 +57,8 @@ def attention_by_distance(model: Transformer, tokens: np.ndarray, context: int) 
 
     distances: (first, last) of each bin: 0, 1, 2, 3–4, 5–8 … tokens back. mass: for each layer and head the softmax
     weight in each bin, the mean over all queries, so that the bins add up to 1. largest_logit: for each layer and
-    head the largest score before the softmax, after 1/√d and bias. None where attention has no softmax.
+    head the largest score before the softmax, after 1/√d and bias. None where attention has no softmax, or scores that are not
+    finite.
     """
     length = min(context, len(tokens))
     spread = np.linspace(0, len(tokens) - length, min(WINDOWS, len(tokens) // length)).round().astype(int)
@@ -68,6 +72,8 @@ def attention_by_distance(model: Transformer, tokens: np.ndarray, context: int) 
     layers = model.config.num_hidden_layers
     mass = torch.stack(recorder.masses).unflatten(0, (-1, layers)).mean(dim=0)
     largest = torch.stack(recorder.largest).unflatten(0, (-1, layers)).amax(dim=0)
+    if not mass.isfinite().all():  # a score was not
+        return None
     bins = [(before + 1, min(end, length - 1)) for before, end in zip([-1, *recorder.ends], recorder.ends)]
     return {"distances": bins, "mass": mass.tolist(), "largest_logit": largest.tolist()}
 
@@ -114,7 +120,7 @@ def embedding_rms(model: Transformer) -> dict[str, float | None]:
     """
 
     def rms(vectors):
-        return vectors.detach().float().square().mean().sqrt().item()
+        return vectors.detach().cpu().double().square().mean().sqrt().item()  # squares overflow in float32
 
     positions = torch.arange(model.config.max_position_embeddings, device=model.output_weight.device)
     added = model.position.embedding(positions)

@@ -1,29 +1,34 @@
 """Losses, in nats and in bits per byte."""
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from model.device import is_out_of_memory
 from model.transformer import Transformer
 from training.loss import token_losses
 
-EVAL_TOKENS = 8192  # a pass; bounds the memory, whatever batch size is trained with
+EVAL_TOKENS = 8192  # at most in a pass; bounds the memory, whatever batch size is trained with
 TARGETS = 2048  # scored for the loss by context; at 8 times the context each costs 32 tokens, since windows overlap
 POSITION_TOKENS = 65_536  # scored for the loss by position
 
 
 @torch.no_grad()
-def evaluate(model: Transformer, tokens: np.ndarray, context: int) -> float:
-    """Nats summed over all tokens but the first, each scored once, in windows of `context` side by side."""
-    device = model.output_weight.device
-    total, start, last = 0.0, 0, len(tokens) - 1
-    while start < last:
-        rows = min(max(1, EVAL_TOKENS // context), (last - start) // context) or 1
-        end = min(start + rows * context, last)  # one shorter window where the tokens don't fill the last
-        window = torch.from_numpy(tokens[start : end + 1].astype(np.int64)).to(device)
-        total += token_losses(model, window[:-1].view(rows, -1), window[1:].view(rows, -1)).sum().item()
-        start = end
+def evaluate(model: Transformer, tokens: np.ndarray, context: int, signals: Sequence[int] = ()) -> float | None:
+    """Nats summed over all tokens but the first, each scored once, in windows of `context` side by side.
+
+    None where there are signals after a pass: a list that gets one meanwhile ends the evaluation.
+    """
+    total, whole = 0.0, (len(tokens) - 1) // context * context
+    for part in (tokens[: whole + 1], tokens[whole:]):  # the rest is one shorter window
+        length = max(1, min(context, len(part) - 1))
+        for nats in _window_nats(model, part, range(0, len(part) - 1, length), length, length):
+            total += nats.sum().item()
+            if signals:
+                return None
     return total
 
 
@@ -48,8 +53,8 @@ def loss_by_context(model: Transformer, tokens: np.ndarray, context: int, multip
             losses.append(math.nan)
             continue
         starts = [end - length for end in ends]
-        nats = torch.cat(list(_window_nats(model, tokens, starts, length, stride)))
-        losses.append(nats.mean().item())
+        nats = [nats.cpu().double() for nats in _window_nats(model, tokens, starts, length, stride)]
+        losses.append(torch.cat(nats).mean().item())
     return losses
 
 
@@ -67,7 +72,7 @@ def loss_by_position(model: Transformer, tokens: np.ndarray, context: int, multi
     windows = min(max(1, POSITION_TOKENS // length), (len(tokens) - 1) // length)
     starts = [round(n * (len(tokens) - 1 - length) / max(1, windows - 1)) for n in range(windows)]
     passes = _window_nats(model, tokens, starts, limit, limit)
-    sums = sum((nats.sum(dim=0) for nats in passes), torch.zeros(limit, dtype=torch.float64))
+    sums = sum((nats.cpu().double().sum(dim=0) for nats in passes), torch.zeros(limit, dtype=torch.float64))
     ends = [*range(step, length, step), length]
     return [
         (end, (sums[begin:end].sum() / (windows * (end - begin))).item() if windows and end <= limit else math.nan)
@@ -75,14 +80,34 @@ def loss_by_position(model: Transformer, tokens: np.ndarray, context: int, multi
     ]
 
 
+def in_passes(count: int, length: int, score: Callable[[int, int], Tensor]) -> Iterator[Tensor]:
+    """score(first, end) of `count` sequences of `length` tokens, as many at a time as EVAL_TOKENS and memory allow.
+
+    Where the device's memory ends, half as many from there on, down to one.
+    """
+    first, rows = 0, max(1, EVAL_TOKENS // length)
+    while first < count:
+        end = min(first + rows, count)
+        try:
+            scored = score(first, end)
+        except RuntimeError as error:
+            if end - first == 1 or not is_out_of_memory(error):
+                raise
+            rows = (end - first) // 2
+        else:
+            yield scored
+            first = end
+
+
 def _window_nats(model, tokens, starts, length, scored):
     """(windows, scored) nats of the last `scored` targets of windows of `length` inputs, some windows at a time."""
-    rows = max(1, EVAL_TOKENS // length)
-    for first in range(0, len(starts), rows):
-        windows = np.stack([tokens[start : start + length + 1] for start in starts[first : first + rows]])
+
+    def score(first, end):
+        windows = np.stack([tokens[start : start + length + 1] for start in starts[first:end]])
         windows = torch.from_numpy(windows.astype(np.int64)).to(model.output_weight.device)
-        nats = token_losses(model, windows[:, :-1], windows[:, -scored:])
-        yield nats.cpu().double()  # not all devices have float64
+        return token_losses(model, windows[:, :-1], windows[:, -scored:])
+
+    return in_passes(len(starts), length, score)
 
 
 def bits_per_byte(nats: float, text_bytes: int) -> float:

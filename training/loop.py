@@ -1,17 +1,20 @@
 """The training loop, from a new model or the newest checkpoint to the last step."""
 
 import math
+import shlex
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NoReturn
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
 from base import InputError
-from configs import Config, TrainConfig
+from configs import Config
 from data.batches import Batches
 from data.corpus import Corpus, load_corpus
 from data.tokenizer import END_OF_TEXT, load_tokenizer, tokenizer_files
@@ -29,16 +32,18 @@ from training.optimizer import (
 )
 from training.run import RunFolder
 from training.stopping import signals_received
-from training.tracking import build_tracker
+from training.tracking import tracking
+
+SECONDS_BETWEEN_LINES = 60  # about how a run is, where there is no terminal for a bar
 
 
 def train(config: Config, resume: bool = False, overwrite: bool = False) -> dict:
     """Trains to config.train.steps and returns the last evaluation row: step, tokens, val_loss, val_bits_per_byte.
 
     Writes the run folder. Batch i depends on config.seed and i alone, so a resumed run goes on where it stopped.
-    SIGINT or SIGTERM finish the step, write a checkpoint and end the program with status 130 or 143.
-    Raises InputError before anything is written where config, corpus and folder do not fit together, and later where
-    loss or gradient are not finite, or the disk or the device's memory are full.
+    SIGINT or SIGTERM finish the step, or break off the evaluation, write a checkpoint and end the program with status
+    130 or 143. Raises InputError before anything is written where config, corpus and folder do not fit together, and
+    later where loss, gradient or evaluation are not finite, or the disk or the device's memory are full.
     """
     run = RunFolder(config, resume, overwrite)  # refuses a taken folder before the corpus is read
     corpus = load_corpus(config.data)
@@ -73,7 +78,7 @@ def started(run: RunFolder, corpus: Corpus, device: torch.device) -> "Trainer":
 
 def resumed(run: RunFolder, corpus: Corpus, device: torch.device) -> "Trainer":
     """The trainer as it was at the newest checkpoint of the folder, or at step 0 where it has none."""
-    run.check_same_experiment(corpus.hash)
+    run.check_same_experiment(corpus)
     checkpoint = run.newest_checkpoint()
     model, optimizer = build(run.config, device, checkpoint and load_checkpoint(checkpoint))
     trainer = Trainer(run, corpus, model, optimizer)
@@ -82,6 +87,7 @@ def resumed(run: RunFolder, corpus: Corpus, device: torch.device) -> "Trainer":
         try:
             restore_optimizer(optimizer, stored.get("optimizer"))
             trainer.step, trainer.skipped = (int(stored.get(key, 0)) for key in ("step", "skipped"))
+            trainer.saved = trainer.step
             if run.checkpoint(trainer.step) != checkpoint:
                 raise ValueError(f"of step {trainer.step}")
         except (ValueError, TypeError, OverflowError) as error:
@@ -90,9 +96,8 @@ def resumed(run: RunFolder, corpus: Corpus, device: torch.device) -> "Trainer":
         raise InputError(
             f"train.steps: {run.config.train.steps} is less than the {trainer.step} that {run.path} has done"
         )
-    run.write_config()
+    run.describe(corpus, trainer.step)
     run.forget_after(trainer.step)
-    run.prune()
     return trainer
 
 
@@ -115,37 +120,40 @@ class Trainer:
     optimizer: torch.optim.Optimizer
     step: int = 0  # the one under way, or the last that is done
     skipped: int = 0  # steps left out so far
+    saved: int = 0  # the step of the newest checkpoint
 
     def __post_init__(self):
         self.settings, self.context = self.run.config.train, self.run.config.model.max_position_embeddings
         self.device = self.model.output_weight.device
         self.batches = Batches(self.corpus.train, self.context, self.settings.batch_size, self.run.config.seed)
         self.busy_seconds, self.busy_steps = 0.0, 0  # since the last row of training
+        self.next_line = 0.0  # when a log without a progress bar is due
 
     def train(self, signals: list[int]) -> None:
-        """Takes the steps that are left; a signal ends them after the one under way."""
-        settings = self.settings
+        """Takes the steps that are left, with all that belongs to each."""
+        settings, name = self.settings, self.run.config.name
         if settings.compile:
             compile_where_possible(self.model)
-        self.tracker = build_tracker(self.run.config)
-        self.bar = tqdm(
-            range(self.step + 1, settings.steps + 1), self.run.config.name, settings.steps, initial=self.step
-        )
-        for step in self.bar:
-            self.step = step
-            loss, norm, rate = self.take_step()
-            is_finite = math.isfinite(loss) and math.isfinite(norm)
-            if not is_finite:
-                self.leave_out(loss, norm, rate)
-            if self.step % settings.log_every == 0 or self.step == settings.steps or not is_finite:
-                self.log_step(loss, norm, rate)
-            if self.is_due(settings.eval_every):
-                self.evaluate()
-            if self.is_due(settings.checkpoint_every) or signals:
-                self.save()
-            if signals:
-                self.stop(signals[0])
-        self.tracker.finish()
+        steps = range(self.step + 1, settings.steps + 1)
+        bar = tqdm(steps, name, settings.steps, initial=self.step, disable=None)  # None: no bar outside a terminal
+        with bar as self.bar, tracking(self.run, self.step) as self.track:
+            if self.step and self.is_due(settings.eval_every) and not self.run.is_evaluated(self.step):
+                self.evaluate(signals)  # it was saved, and stopped before this
+            self.run.prune()
+            for step in self.bar:
+                self.step = step
+                loss, norm, rate = self.take_step()
+                is_finite = math.isfinite(loss) and math.isfinite(norm)
+                if not is_finite:
+                    self.leave_out(loss, norm, rate)
+                if self.is_due(settings.log_every) or not is_finite:
+                    self.log_step(loss, norm, rate)
+                if self.is_due(settings.checkpoint_every):
+                    self.save()
+                if signals:
+                    self.stop(signals[0])
+                if self.is_due(settings.eval_every):
+                    self.evaluate(signals)
 
     def is_due(self, every: int | None) -> bool:
         """Whether something is done after this step: every so many (None: never), and always after the last."""
@@ -156,7 +164,7 @@ class Trainer:
         begun = time.perf_counter()
         rate = learning_rate(self.step, self.settings)
         input_ids, targets = (to_device(ids, self.device) for ids in self.batches[self.step - 1])
-        with advice_where_memory_ends(self.settings, self.device):
+        with advice_where_memory_ends(self.device, self.settings.micro_batch_size, self.settings.batch_size):
             loss, norm = optimizer_step(self.model, self.optimizer, input_ids, targets, rate, self.settings)
         self.busy_seconds, self.busy_steps = self.busy_seconds + time.perf_counter() - begun, self.busy_steps + 1
         return loss, norm, rate
@@ -167,7 +175,7 @@ class Trainer:
         allowed = self.settings.max_skipped_steps
         problem = f"step {self.step}: loss {loss:.4g}, gradient's norm {norm:.4g} at train.learning_rate {rate:.2g}"
         if self.skipped > allowed:
-            raise InputError(f"{problem}; the last good checkpoint is {self.run.newest_checkpoint() or 'none yet'}")
+            self.give_up(problem)
         tqdm.write(f"warning: {problem}; left out, {self.skipped} of {allowed}", file=sys.stderr)
 
     def log_step(self, loss: float, norm: float, rate: float) -> None:
@@ -177,39 +185,74 @@ class Trainer:
         is_finite = math.isfinite(loss) and math.isfinite(norm)
         losses = {"train_loss": loss, "grad_norm": norm} if is_finite else {"train_loss": None, "grad_norm": None}
         self.log({**losses, "learning_rate": rate, "tokens_per_second": speed, **self.model.position.metrics()})
-        self.bar.set_postfix_str(f"loss {loss:.3f}, lr {rate:.1e}, {speed:,.0f} tokens/s")
+        said = f"loss {loss:.3f}, lr {rate:.1e}, {speed:,.0f} tokens/s"
+        self.bar.set_postfix_str(said)
+        if self.bar.disable and time.monotonic() >= self.next_line:
+            print(f"{self.run.config.name}: step {self.step} of {self.settings.steps}, {said}", file=sys.stderr)
+            self.next_line = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def log(self, numbers: dict) -> None:
-        """Appends a row of this step to metrics.jsonl, and sends it to the tracker."""
+        """Appends a row of this step to metrics.jsonl, and tracks it."""
         row = {"step": self.step, "tokens": self.step * self.settings.batch_size * self.context, **numbers}
         self.run.log(row)
-        self.tracker.log(row)
-
-    def evaluate(self) -> None:
-        """Logs the loss of the validation split."""
-        with autocast(self.settings.dtype, self.device):
-            nats = evaluate(self.model, self.corpus.val, self.context)
-        per_byte = bits_per_byte(nats, self.corpus.val_bytes)
-        self.log({"val_loss": nats / (len(self.corpus.val) - 1), "val_bits_per_byte": per_byte})
+        self.track(row)
 
     def save(self) -> None:
         """Writes a checkpoint of the model, its tokenizer and what a resumed training needs."""
         state = {"step": self.step, "skipped": self.skipped, "optimizer": self.optimizer.state_dict()}
         save_checkpoint(self.run.checkpoint(self.step), self.model, tokenizer_files(self.corpus.tokenizer), state)
+        self.saved = self.step
+        if not self.is_due(self.settings.eval_every):  # else only after the evaluation, which may find it ruined
+            self.run.prune()
+
+    def evaluate(self, signals: list[int]) -> None:
+        """Logs the loss of the validation split; InputError where it is not finite. A signal ends the program."""
+        nats = self.nats(self.corpus.val, signals)
+        if nats is None:
+            self.stop(signals[0])
+        loss, per_byte = nats / (len(self.corpus.val) - 1), bits_per_byte(nats, self.corpus.val_bytes)
+        if not math.isfinite(loss):
+            if self.saved == self.step:
+                self.run.set_aside(self.run.checkpoint(self.step))
+            rate = learning_rate(self.step, self.settings)
+            self.give_up(f"step {self.step}: validation loss {loss:.4g} at train.learning_rate {rate:.2g}")
+        self.log({"val_loss": loss, "val_bits_per_byte": per_byte})
         self.run.prune()
 
-    def stop(self, signal: int) -> None:
-        """Ends the program as the signal would, and says how to go on."""
+    def nats(self, tokens: np.ndarray, signals: list[int] = ()) -> float | None:
+        """What `evaluate` says of the model as it is."""
+        with autocast(self.settings.dtype, self.device), advice_where_memory_ends(self.device, 1, 1):
+            return evaluate(self.model, tokens, self.context, signals)
+
+    def give_up(self, problem: str) -> NoReturn:
+        """Ends the run with an InputError, and records in metrics.jsonl what is not finite.
+
+        Checkpoints whose weights were ruined already are set aside.
+        """
+        while checkpoint := self.run.newest_checkpoint():
+            self.model.load_state_dict(load_checkpoint(checkpoint).state_dict())
+            if math.isfinite(self.nats(self.corpus.val[: self.context + 1])):
+                break
+            self.run.set_aside(checkpoint)
+        self.log({"diverged": problem})
+        raise InputError(f"{problem}; the last good checkpoint is {checkpoint or 'none yet'}")
+
+    def stop(self, signal: int) -> NoReturn:
+        """Ends the program as the signal would, with a checkpoint, and says how to go on."""
+        if self.saved != self.step:
+            self.save()
         self.bar.close()
-        self.tracker.finish()
-        again = f"python train.py {self.run.path / 'config.yaml'} --resume"
+        again = shlex.join(["python", "train.py", str(self.run.path / "config.yaml"), "--resume"])
         print(f"stopped after step {self.step} of {self.settings.steps}; to go on: {again}", file=sys.stderr)
         raise SystemExit(128 + signal)
 
 
 @contextmanager
-def advice_where_memory_ends(settings: TrainConfig, device: torch.device) -> Iterator[None]:
-    """Turns a device's lack of memory into an InputError that says how the same batch fits into less."""
+def advice_where_memory_ends(device: torch.device, together: int, batch_size: int) -> Iterator[None]:
+    """Turns a device's lack of memory into an InputError that says how a batch fits into less.
+
+    together: sequences that go through the model at once.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -217,7 +260,7 @@ def advice_where_memory_ends(settings: TrainConfig, device: torch.device) -> Ite
             raise
     else:
         return
-    together = min(settings.micro_batch_size, settings.batch_size)
+    together = min(together, batch_size)
     if together == 1:
         raise InputError(
             f"model: a single sequence is more than the memory of {device} holds; use a smaller model or a shorter "
@@ -226,8 +269,7 @@ def advice_where_memory_ends(settings: TrainConfig, device: torch.device) -> Ite
     fewer = together // 2
     raise InputError(
         f"train.micro_batch_size: {together} sequences at once are more than the memory of {device} holds; "
-        f"train.micro_batch_size={fewer} makes the same batch of {settings.batch_size} in "
-        f"{-(-settings.batch_size // fewer)} parts"
+        f"train.micro_batch_size={fewer} makes the same batch of {batch_size} in {-(-batch_size // fewer)} parts"
     )
 
 

@@ -12,7 +12,9 @@ import yaml
 from base import InputError, writing
 from configs import Config, load_config
 from data.corpus import Corpus
+from data.tokenizer import load_tokenizer, tokenizer_files
 from model.checkpoint import complete_checkpoints, read_json
+from training.versions import versions
 
 # How and where a run is made and watched, not what is trained.
 RUNTIME_KEYS = ("name", "runs_dir", "data.cache_dir", "train.device", "train.compile", "train.log_every", "wandb.")
@@ -43,7 +45,8 @@ class RunFolder:
                 f"{self.path}: already holds a run; --resume continues it, --overwrite replaces it, "
                 "name=… starts another"
             )
-        begun = {".lock", "corpus.json", "metrics.jsonl", ".config.yaml.partial"}  # left by a kill at the very start
+        begun = {".lock", "corpus.json", "metrics.jsonl", "versions.json"}  # left by a kill at the very start
+        begun |= {f".{name}.partial" for name in ("corpus.json", "versions.json", "config.yaml")}
         if not holds_run and self.path.exists() and {file.name for file in self.path.iterdir()} - begun:
             raise InputError(f"{self.path}: holds files that are not a run, and is left as it is")
 
@@ -79,6 +82,15 @@ class RunFolder:
                 shutil.rmtree(old)
             elif old.name != ".lock":
                 old.unlink()
+        with writing(self.path):
+            self.metrics_file.touch()
+        self.describe(corpus, 0)
+
+    def describe(self, corpus: Corpus, step: int) -> None:
+        """Writes what a run is made of: that of a new one, or of one that goes on after a step.
+
+        config.yaml may have more steps than before. versions.json has an entry for each step that others begin after.
+        """
         described = {
             "source": corpus.source,
             "hash": corpus.hash,
@@ -87,13 +99,11 @@ class RunFolder:
             "train_bytes": corpus.train_bytes,
             "val_bytes": corpus.val_bytes,
         }
-        with writing(self.path):
-            (self.path / "corpus.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
-            self.metrics_file.touch()
-        self.write_config()
-
-    def write_config(self) -> None:
-        """Writes config.yaml: a new run's, or that of a resumed one, which may have more steps."""
+        replace_text(self.path / "corpus.json", json.dumps(described, indent=2))
+        file = self.path / "versions.json"
+        known = read_json(file) if file.exists() else {}
+        if list(known.values())[-1:] != [versions()]:
+            replace_text(file, json.dumps({**known, str(step): versions()}, indent=2))
         text = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         replace_text(self.path / "config.yaml", text)
 
@@ -104,15 +114,22 @@ class RunFolder:
             new["model.vocab_size"] = old["model.vocab_size"]
         return [key for key in old | new if old.get(key) != new.get(key) and not key.startswith(RUNTIME_KEYS)]
 
-    def check_same_experiment(self, corpus_hash: str) -> None:
-        """InputError naming the keys that make this another experiment than the one in the folder.
+    def check_same_experiment(self, corpus: Corpus) -> None:
+        """InputError naming the keys, or the text or tokenizer, that make this another experiment than the folder's.
 
         More steps are allowed: the schedule then stretches over what is left.
         """
         if differing := [key for key in self.differing_keys() if key != "train.steps"]:
             raise InputError(f"{self.path}: cannot resume with another {', '.join(differing)}")
-        if self.corpus()["hash"] != corpus_hash:
+        if self.corpus()["hash"] != corpus.hash:
             raise InputError(f"{self.path}: the text of data.source has changed since the run was started")
+        checkpoint = self.newest_checkpoint()
+        # read and written by the same version of the library, two of the same tokenizer are the same text
+        if checkpoint and tokenizer_files(load_tokenizer(checkpoint)) != tokenizer_files(corpus.tokenizer):
+            raise InputError(
+                f"{checkpoint / 'tokenizer.json'}: is not the tokenizer that comes of data.source now; the run goes on "
+                "with the data.cache_dir, or else the version of tokenizers, that it was started with"
+            )
 
     def corpus(self) -> dict:
         """The source, hash and sizes of the corpus that the run was started with."""
@@ -147,6 +164,28 @@ class RunFolder:
         """The newest complete checkpoint, if there is one."""
         complete = complete_checkpoints(self.path)
         return complete[max(complete)] if complete else None
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the loss of the validation split after a step has been logged."""
+        return any(row["step"] == step and "val_loss" in row for row in self.metrics())
+
+    def is_finished(self) -> bool:
+        """Whether the run has done all the steps of its config, and the evaluation after them."""
+        steps = self.config.train.steps
+        return self.newest_checkpoint() == self.checkpoint(steps) and self.is_evaluated(steps)
+
+    def divergence(self) -> str | None:
+        """What was no longer finite, and at which step, where that has ended the run."""
+        for row in self.metrics():
+            if "diverged" in row:
+                return row["diverged"]
+            if not math.isfinite(row.get("val_loss", 0.0)):  # as earlier versions logged it
+                return f"step {row['step']}: validation loss {row['val_loss']}"
+        return None
+
+    def set_aside(self, checkpoint: Path) -> None:
+        """Renames a checkpoint of ruined weights, so that nothing goes on from it; prune removes it."""
+        checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.diverged"))
 
     def prune(self) -> None:
         """Removes all checkpoints but the newest train.keep_checkpoints and the best by validation loss.

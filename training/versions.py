@@ -1,0 +1,23 @@
+"""What the numbers of a run depend on beside its config and its text."""
+
+import platform
+import subprocess
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Versions of Python and libraries, and of this project the commit, where its folder is a git checkout."""
+    found = {"python": platform.python_version()}
+    found |= {name: version(name) for name in ("torch", "numpy", "tokenizers")}
+    # Named, so that git looks neither at a checkout around this folder nor at who owns it.
+    git = ["git", "--git-dir", str(ROOT / ".git"), "--work-tree", str(ROOT), "describe", "--always", "--dirty"]
+    try:
+        found["whereabouts"] = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        pass
+    return found
