@@ -72,6 +72,8 @@ class TrainConfig(FrozenConfig):
     """auto: a GPU where there is one"""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """of activations, by autocast; weights stay float32. auto: bfloat16 on GPUs that have it, else float32"""
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """CPU threads; null: as many as PyTorch takes, or on --resume as many as before, since the last bits depend on it"""
     compile: bool = False
     """torch.compile the model; falls back to eager mode where no compiler works"""
 

@@ -78,8 +78,8 @@ def test_a_crowd_is_there_until_it_leaves():
 
 def test_how_threads_wait_changes_no_bit(tiny_model, tokens):
     def gradients():
-        model = tiny_model("rope", dtype=torch.float32, hidden_size=256)
-        summed_loss(model, tokens(8, 64), tokens(8, 64, seed=1)).backward()
+        model = tiny_model("rope", dtype=torch.float32, hidden_size=128)
+        summed_loss(model, tokens(4, 64), tokens(4, 64, seed=1)).backward()
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
     own = torch.get_num_threads()

@@ -747,3 +747,19 @@ def test_a_run_does_not_go_on_with_another_tokenizer(tmp_path, capsys):
         RunFolder(config, resume=True).check_same_experiment(other)
     load_corpus(elsewhere.data.model_copy(update={"cache_dir": str(tmp_path / "third")}))
     train(run_config(tmp_path, *every, f"data.cache_dir={tmp_path / 'third'}", "train.steps=8"), resume=True)
+
+
+@pytest.mark.parametrize("given, on_resume, expected", [(None, None, 3), (2, None, 2), (2, 4, 4)])
+def test_a_run_keeps_the_number_of_its_threads(tmp_path, monkeypatch, given, on_resume, expected):
+    """The last bits depend on it, so a resumed run takes as many as before, whatever this machine or --jobs has."""
+    own, used, real = torch.get_num_threads(), [], loop.optimizer_step
+    monkeypatch.setattr(loop, "optimizer_step", lambda *a: used.append(torch.get_num_threads()) or real(*a))
+    override = [f"train.threads={given or 'null'}"]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: 3)
+        train(run_config(tmp_path, "train.steps=2", *override))
+    torch.set_num_threads(own)
+    again = run_config(tmp_path, "train.steps=3", f"train.threads={on_resume or 'null'}")
+    train(again, resume=True)
+    assert used[-1] == load_config(again.folder / "config.yaml").train.threads == expected
+    assert torch.get_num_threads() == own
