@@ -168,6 +168,15 @@ def again(done, tmp_path):
     return folder
 
 
+def test_a_text_that_has_moved_since_serves_finished_runs_too(again, monkeypatch):
+    """Also where a run has yet to be measured."""
+    no_training(monkeypatch)
+    (again / "text.txt").rename(again / "moved.txt")
+    (again / "runs" / "cmp" / "rope-seed7" / "measurements.json").unlink()
+    text = run_comparison(again, f"data.source={again / 'moved.txt'}")
+    assert "| rope |" in text
+
+
 def test_a_sweep_reports_all_rates_and_uses_the_best(tmp_path):
     """Also the same models with other options, which only rope's take; and only the best rate's are looked into."""
     changes = {"learning_rates": [0.01, 1e-05], "seeds": [0]}
