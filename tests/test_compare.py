@@ -172,6 +172,7 @@ def test_a_text_that_has_moved_since_serves_finished_runs_too(again, monkeypatch
     """Also where a run has yet to be measured."""
     no_training(monkeypatch)
     (again / "text.txt").rename(again / "moved.txt")
+    (again / "text.txt").write_text("something else " * 300)
     (again / "runs" / "cmp" / "rope-seed7" / "measurements.json").unlink()
     text = run_comparison(again, f"data.source={again / 'moved.txt'}")
     assert "| rope |" in text
