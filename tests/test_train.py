@@ -353,6 +353,17 @@ def test_a_checkpoint_of_weights_that_were_ruined_already_is_not_called_good(tmp
     assert_same_bits(config, whole)
 
 
+def test_a_checkpoint_is_not_good_where_only_a_part_of_its_evaluation_is_finite(tmp_path, monkeypatch):
+    def evaluate(model, tokens, context, signals):
+        return float("nan") if len(tokens) > context + 1 else 1.0
+
+    monkeypatch.setattr(loop, "evaluate", evaluate)
+    config = run_config(tmp_path)
+    with pytest.raises(InputError, match="^step 6: validation loss nan .* checkpoint is none yet$"):
+        train(config)
+    assert names(config.folder / "checkpoints") == ["step_000006.diverged"]
+
+
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
