@@ -75,7 +75,7 @@ def test_train(tmp_path, capsys, monkeypatch, overrides, expected):
 
 
 def test_text_of_strangers_in_an_error_cannot_steer_the_terminal(tmp_path, capsys):
-    (tmp_path / "a.csv").write_text("\x1b[2Jbody\x07,\u202eother\ntext,text\n")
+    (tmp_path / "a.csv").write_text("\x1b[2Jbody\x07,\u202eother\ntext,text\n", encoding="utf-8")
     line = refusal(capsys, train, config_file(tmp_path), f"data.source={tmp_path / 'a.csv'}")
     assert r"has \x1b[2Jbody\x07, \u202eother" in line and line.isprintable()
 

@@ -144,7 +144,7 @@ def test_end_of_text_written_in_the_text_is_text(load, tmp_path):
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), [(300, numpy.uint16), (70_000, numpy.uint32)])
 def test_token_files_are_memory_maps_as_wide_as_the_vocabulary_needs(vocabulary, dtype, load, tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("".join(map(chr, range(0x4E00, 0x4E00 + 20_000))))
+    (tmp_path / "a.txt").write_bytes("".join(map(chr, range(0x4E00, 0x4E00 + 20_000))).encode())
     if vocabulary > 2**16:
         monkeypatch.setattr(tokenizer_module.Tokenizer, "get_vocab_size", lambda self: vocabulary)
     corpus = load(tmp_path / "a.txt", "bpe")
@@ -486,7 +486,7 @@ def test_memory_does_not_grow_with_the_corpus(kind, load, tmp_path, monkeypatch)
     monkeypatch.setattr(tokenizer_module, "_BATCH_BYTES", 2**14)
     peaks = []
     for size in (300_000, 1_500_000):
-        (tmp_path / "a.txt").write_text("some words é\n" * (size // 13))
+        (tmp_path / "a.txt").write_bytes("some words é\n".encode() * (size // 13))
         tracemalloc.start()
         load(tmp_path / "a.txt", kind)
         peaks.append(tracemalloc.get_traced_memory()[1])
