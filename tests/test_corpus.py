@@ -1,5 +1,6 @@
 import argparse
 import csv
+import glob
 import gzip
 import hashlib
 import inspect
@@ -252,7 +253,7 @@ def test_end_of_text_written_in_the_text_is_text(load, tmp_path):
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), [(300, numpy.uint16), (70_000, numpy.uint32)])
 def test_token_files_are_memory_maps_as_wide_as_the_vocabulary_needs(vocabulary, dtype, load, tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("".join(map(chr, range(0x4E00, 0x4E00 + 20_000))))
+    (tmp_path / "a.txt").write_bytes("".join(map(chr, range(0x4E00, 0x4E00 + 20_000))).encode())
     if vocabulary > 2**16:
         monkeypatch.setattr(tokenizer_module.Tokenizer, "get_vocab_size", lambda self: vocabulary)
     corpus = load(tmp_path / "a.txt", "bpe")
@@ -351,7 +352,7 @@ def test_a_cache_folder_that_cannot_be_written_is_named(source, load, many, tmp_
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "one.txt").write_text("text " * 100)
     source = source if source == "python_docs" else tmp_path / source
-    with pytest.raises(InputError, match=r"data.cache_dir '.*/file/cache'"):
+    with pytest.raises(InputError, match=r"data.cache_dir .*/file/cache. can't"):
         load(source, cache_dir=str(tmp_path / "file" / "cache"))
 
 
@@ -407,7 +408,7 @@ def test_an_unknown_column_names_those_there_are(suffix, load, tmp_path):
         ("a.jsonl", b'{"text": "x"}\n\n{"text"\n', "a.jsonl, line 3: "),
         ("a.jsonl", b'{"text": "x"}\n{"text": "\xe9 "}\n', "a.jsonl, line 2: .*0xe9"),
         ("a.jsonl", b"5\n", "a.jsonl, row 1: 5 is not a JSON object"),
-        ("a.jsonl", b'{"text": "cut emoji \\ud83d"}', "a.jsonl': half a surrogate pair after 'cut emoji .ud83d'"),
+        ("a.jsonl", b'{"text": "cut emoji \\ud83d"}', "a.jsonl.: half a surrogate pair after 'cut emoji .ud83d'"),
         ("a.csv", b"text\n\xe9\n", "a.csv: not UTF-8 at byte 5: .*data.errors=replace"),
         ("a.csv", b'text\nx\n"never closed\ny\n', "a.csv, line 3: unexpected end of data"),
         ("a.csv", b'n,text\n1,"two\nlines"\n\n2\n3,x\n', "a.csv, line 5: expected 2 cells, as in the header, got 1"),
@@ -501,7 +502,7 @@ def test_text_is_utf8_whatever_the_platform_says(tmp_path):
     (tmp_path / "a.txt").write_bytes("é".encode() * 100)
     code = (
         "from data.corpus import *;"
-        f"print(load_corpus(DataConfig(source={str(tmp_path / 'a.txt')!r}, cache_dir={str(tmp_path / 'c')!r},"
+        f"print(load_corpus(DataConfig(source={ascii(str(tmp_path / 'a.txt'))}, cache_dir={ascii(str(tmp_path / 'c'))},"
         "tokenizer={'kind': 'char'})).tokenizer.get_vocab_size())"
     )
     env = {"PYTHONPATH": ":".join(sys.path), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -538,7 +539,7 @@ def test_several_files_read_in_parts_go_where_they_would_go_whole(load, tmp_path
     for n, text in enumerate(TEXTS[:20]):
         (tmp_path / f"{n:02}.txt").write_text(text)
     monkeypatch.setattr(sources, "_PART_BYTES", 7)
-    assert documents(load(tmp_path / "*.txt", val_fraction=0.3), "val") == [
+    assert documents(load(glob.escape(str(tmp_path)) + "/*.txt", val_fraction=0.3), "val") == [
         text for text in TEXTS[:20] if fraction(text) < 0.3
     ]
 
@@ -634,7 +635,7 @@ def test_memory_does_not_grow_with_the_corpus(kind, load, tmp_path, monkeypatch)
     monkeypatch.setattr(tokenizer_module, "_BATCH_BYTES", 2**14)
     peaks = []
     for size in (300_000, 1_500_000):
-        (tmp_path / "a.txt").write_text("some words é\n" * (size // 13))
+        (tmp_path / "a.txt").write_bytes("some words é\n".encode() * (size // 13))
         tracemalloc.start()
         load(tmp_path / "a.txt", kind)
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -651,7 +652,8 @@ def test_folders_and_globs_take_the_same_files_in_order(load, tmp_path, monkeypa
     monkeypatch.setattr(module, "_split", lambda streams, *_: {"train": streams["train"], "val": lambda: ["v"]})
     expected = ["a/b.jsonl", "a/z.TXT", "b.txt"]
     assert documents(load(folder), "train") == expected
-    assert documents(load(f"{folder}/**/*"), "train") == documents(load(f"{folder}/**/**/*"), "train") == expected
+    stem = glob.escape(str(folder))
+    assert documents(load(f"{stem}/**/*"), "train") == documents(load(f"{stem}/**/**/*"), "train") == expected
     monkeypatch.setenv("HOME", str(tmp_path))
     assert documents(load("~/set"), "train") == documents(load("~/s*/*/*"), "train") + ["b.txt"] == expected
 
@@ -680,7 +682,7 @@ def test_sources_without_text_are_refused(load, tmp_path):
         "a.txt": "no text",
         "bom.txt": "no text",
     }.items():
-        with pytest.raises(InputError, match=re.escape(source) + "': " + reason):
+        with pytest.raises(InputError, match=re.escape(source) + ".: " + reason):
             load(tmp_path / source)
 
 
@@ -716,7 +718,7 @@ def test_the_validation_split_of_a_data_set_may_have_any_of_its_names(name, load
 def test_a_damaged_saved_data_set_is_named(load, tmp_path):
     datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "rows")
     next((tmp_path / "rows").glob("*.arrow")).write_bytes(b"junk")
-    with pytest.raises(InputError, match="data.source '.*/rows': "):
+    with pytest.raises(InputError, match="data.source .*/rows.: "):
         load(tmp_path / "rows")
 
 

@@ -12,7 +12,8 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=" ".join)
 def test_ruff_has_nothing_to_say(command):
-    done = subprocess.run([sys.executable, "-m", "ruff", *command, "--no-cache", ROOT], capture_output=True, text=True)
+    command = [sys.executable, "-m", "ruff", *command, "--no-cache", ROOT]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -657,7 +657,7 @@ def test_the_real_wandb_without_login_or_network_writes_inside_the_run_folder(tm
     environment |= {"HOME": str(home), "HTTPS_PROXY": "http://127.0.0.1:9", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, ROOT / "train.py", config_file(tmp_path), "wandb.mode=online", "train.steps=2"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600
+        command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8"
     )
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith(("wandb", "warning"))]
