@@ -5,7 +5,8 @@ import time
 from argparse import ArgumentTypeError
 from pathlib import Path
 
-from base import ArgumentParser, InputError, input_errors_end_the_program, share_the_cores
+from base import ArgumentParser, InputError, input_errors_end_the_program
+from model.threads import share_the_cores
 
 # torch takes a second to import: the functions that need it import it, so that --help answers at once.
 
@@ -191,7 +192,6 @@ def main() -> None:
         help="of the weights while tokens are made; bfloat16 reads half the memory; default float32",
     )
     parser.add_argument("--stats", action="store_true", help="print tokens/s to stderr")
-    share_the_cores()
     with input_errors_end_the_program():
         args = vars(parser.parse_args())
         sys.stdout.reconfigure(encoding="utf-8")
@@ -199,4 +199,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    share_the_cores()
     main()

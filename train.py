@@ -3,7 +3,8 @@
 import sys
 from argparse import Namespace
 
-from base import ArgumentParser, input_errors_end_the_program, share_the_cores
+from base import ArgumentParser, input_errors_end_the_program
+from model.threads import share_the_cores
 
 
 def parse_arguments() -> Namespace:
@@ -17,7 +18,6 @@ def parse_arguments() -> Namespace:
 
 
 def main() -> None:
-    share_the_cores()
     with input_errors_end_the_program():
         args = parse_arguments()
         # Only now, as this takes seconds: --help and a wrong command line are answered at once.
@@ -37,4 +37,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    share_the_cores()
     main()

@@ -14,6 +14,10 @@ from concurrent.futures import ProcessPoolExecutor
 
 from side_by_side import seconds
 
+from model.threads import share_the_cores
+
+share_the_cores()  # in every process, as the programs do
+
 import torch
 
 from configs import TrainConfig

@@ -1,6 +1,11 @@
-"""What the benchmarks share: taking sides in turn, and what the machine itself can do."""
+"""What the benchmarks share: sides that take turns, each a process of its own, started as its own users start it."""
 
+import json
+import os
+import random
 import statistics
+import string
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -8,10 +13,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
-
-from base import share_the_cores
-
-share_the_cores()  # as the programs do, for all sides, before any of them imports torch
 
 
 def seconds(call: Callable, *arguments) -> float:
@@ -21,43 +22,79 @@ def seconds(call: Callable, *arguments) -> float:
     return time.perf_counter() - begun
 
 
-def interleaved(sides: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of a call of each side after one to warm up; every round calls each once, in turn.
+def in_turn(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Median of what each side gives; every round asks each once, in turn.
 
     A machine's speed drifts by more than the sides differ: only what ran in turn can be compared.
     """
-    for call in sides.values():
-        call()
-    taken = {name: [] for name in sides}
-    for _ in range(rounds):
+    given = {name: [] for name in sides}
+    for number in range(1, rounds + 1):
         for name, call in sides.items():
-            taken[name].append(seconds(call))
-    return {name: statistics.median(times) for name, times in taken.items()}
+            given[name].append(call())
+            print(f"round {number} of {rounds}: {name} {given[name][-1]:,.2f}", file=sys.stderr)
+    return {name: statistics.median(numbers) for name, numbers in given.items()}
 
 
-def gemm() -> Callable[[], object]:
-    """A product of two 2048 × 2048 float32 matrices; GEMM_FLOP over its seconds is the machine's matrix rate."""
+def side(script: str, *arguments, python: str = sys.executable) -> float:
+    """The number that a script prints last when it is run in a process of its own with these arguments."""
+    command = [python, script, *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def letters(folder: str) -> str:
+    """A file of 100,000 random letters, digits, spaces, stops and dashes: with end-of-text 66 tokens of a char tokenizer."""
+    path = Path(folder) / "letters.txt"
+    path.write_text("".join(random.Random(0).choices(string.ascii_letters + string.digits + " .-", k=100_000)))
+    return str(path)
+
+
+def start_training(folder: str, name: str, settings: list[str], **environment: str) -> subprocess.Popen:
+    """train.py on `letters`, started with settings and environment variables; its name tells it from others."""
+    here = [
+        f"name={name}",
+        f"runs_dir={folder}/runs",
+        f"data.cache_dir={folder}/cache",
+        f"data.source={letters(folder)}",
+    ]
+    own = ["data.tokenizer.kind=char", "data.val_fraction=0.02", "train.optimizer=adamw", "train.eval_every=null"]
+    command = [sys.executable, ROOT / "train.py", ROOT / "configs" / "quickstart.yaml", *here, *own, *settings]
+    return subprocess.Popen([*command, "--overwrite"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                            env={**os.environ, **environment})  # fmt: skip
+
+
+def trained_speed(folder: str, name: str, process: subprocess.Popen) -> float:
+    """Tokens/s of the training that a process did under that name: the median of what it logged, but for the first."""
+    if process.wait():
+        raise RuntimeError(f"{name} ended with status {process.returncode}")
+    lines = (Path(folder) / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    speeds = [row["tokens_per_second"] for row in map(json.loads, lines) if "tokens_per_second" in row]
+    return statistics.median(speeds[1:])
+
+
+def gemm() -> float:
+    """FLOP/s of products of 2048 × 2048 float32 matrices, the machine's matrix rate."""
     import torch
 
     a, b = (torch.rand(2048, 2048) for _ in range(2))
-    return lambda: a @ b
+    a @ b
+    return 2 * 2048**3 / statistics.median(seconds(lambda: a @ b) for _ in range(9))
 
 
-GEMM_FLOP = 2 * 2048**3
-
-
-def reading() -> Callable[[], object]:
-    """A sum over 1 GB of float32, far more than any cache holds; READ_BYTES over its seconds is the memory's speed."""
+def reading() -> float:
+    """Bytes/s of a sum over 1 GB of float32, far more than any cache holds: the memory's speed."""
     import torch
 
-    numbers = torch.ones(READ_BYTES // 4)
-    return numbers.sum
-
-
-READ_BYTES = 2**30
+    numbers = torch.ones(2**28)
+    numbers.sum()
+    return 2**30 / statistics.median(seconds(numbers.sum) for _ in range(5))
 
 
 def table(rows: list[dict[str, object]]) -> str:
     """Rows as a Markdown table whose columns are those of the first."""
     lines = [list(rows[0]), ["---"] + ["---:"] * (len(rows[0]) - 1), *([str(v) for v in row.values()] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":  # python benchmarks/side_by_side.py gemm | reading
+    print(globals()[sys.argv[1]]())

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from side_by_side import ROOT, interleaved, table
+from side_by_side import ROOT, in_turn, seconds, table
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 
@@ -34,13 +34,13 @@ def first_step(folder: str) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        times = interleaved(
+        times = in_turn(
             {
-                "train.py --help": lambda: run("train.py", "--help"),
-                "generate.py --help": lambda: run("generate.py", "--help"),
-                "compare.py --help": lambda: run("compare.py", "--help"),
-                "a config with a mistake": lambda: run("train.py", QUICKSTART, "train.stepz=3"),
-                "train.py to its first step": lambda: first_step(folder),
+                "train.py --help": lambda: seconds(run, "train.py", "--help"),
+                "generate.py --help": lambda: seconds(run, "generate.py", "--help"),
+                "compare.py --help": lambda: seconds(run, "compare.py", "--help"),
+                "a config with a mistake": lambda: seconds(run, "train.py", QUICKSTART, "train.stepz=3"),
+                "train.py to its first step": lambda: seconds(first_step, folder),
             },
             rounds=5,
         )

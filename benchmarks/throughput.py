@@ -1,41 +1,34 @@
-"""Training throughput beside that of peers: python benchmarks/throughput.py
+"""Training throughput beside that of peers: python benchmarks/throughput.py [PYTHON_WITH_LITGPT]
 
-Llama of the same shape in each library, the same fused AdamW, batches drawn beforehand; a step is forward, backward,
-clipping and update. Ours takes train.py's own step. Steps of all sides run in turn; medians. The matrix rate is that of
-float32 products on this machine between the steps; the share of it counts 6 operations a step for each weight of a
+Llama of the same shape in each library and the same fused AdamW. Every side is a process of its own, in the environment
+as it is: ours is train.py, whose own figure is taken; a peer's is a loop that its users would write, with batches drawn
+beforehand, over which the time is taken after the first steps. Sides run in turn; medians of tokens/s. The matrix rate
+is that of float32 products in a process between them; the share of it counts 6 operations a step for each weight of a
 matrix and token, and 12 · layers · width · context for attention, halved for what the causal mask leaves out.
-Then what a whole run spends outside its steps.
+litgpt needs an environment of its own, whose python is the argument; without it that side is left out.
 """
 
-import json
+import statistics
 import sys
 import tempfile
-import time
+from collections.abc import Callable
 
-from side_by_side import GEMM_FLOP, ROOT, gemm, interleaved, table
+from side_by_side import gemm, in_turn, seconds, side, start_training, table, trained_speed
 
-import torch
-import torch.nn.functional as F
-
-from configs import TrainConfig, load_config
-from model.config import ModelConfig
-from model.transformer import Transformer
-from training.optimizer import build_optimizer, compile_where_possible, optimizer_step
-
-SHAPES = {  # hidden_size, layers, heads, context, batch, vocabulary, rounds
-    "0.8M": (128, 4, 4, 64, 12, 66, 30),
-    "12M": (384, 6, 6, 256, 16, 4096, 4),
+SHAPES = {  # hidden_size, layers, heads, context, batch, vocabulary, intermediate_size, steps, rounds
+    "0.8M": (128, 4, 4, 64, 12, 66, 352, 200, 5),
+    "12M": (384, 6, 6, 256, 16, 4096, 1024, 12, 3),
 }
+PEERS = ("transformers", "transformers, compiled", "x-transformers")
 
 
-def peers(hidden_size, layers, heads, context, vocab_size, intermediate_size) -> dict:
-    """Functions from input_ids to logits, and their modules."""
-    from litgpt import GPT, Config
-    from transformers import LlamaConfig, LlamaForCausalLM
-    from x_transformers import Decoder, TransformerWrapper
+def build(peer: str, hidden_size, layers, heads, context, vocab_size, intermediate_size) -> tuple:
+    """A function from input_ids to logits, and its module."""
+    if peer.startswith("transformers"):
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
 
-    def llama():
-        return LlamaForCausalLM(
+        llama = LlamaForCausalLM(
             LlamaConfig(
                 hidden_size=hidden_size,
                 num_hidden_layers=layers,
@@ -47,12 +40,12 @@ def peers(hidden_size, layers, heads, context, vocab_size, intermediate_size) ->
                 use_cache=False,
             )
         )
+        called = torch.compile(llama) if peer.endswith("compiled") else llama
+        return (lambda ids: called(ids).logits), llama
+    if peer == "x-transformers":
+        from x_transformers import Decoder, TransformerWrapper
 
-    x = TransformerWrapper(
-        num_tokens=vocab_size,
-        max_seq_len=context,
-        tie_embedding=True,
-        attn_layers=Decoder(
+        layers = Decoder(
             dim=hidden_size,
             depth=layers,
             heads=heads,
@@ -64,9 +57,13 @@ def peers(hidden_size, layers, heads, context, vocab_size, intermediate_size) ->
             ff_swish=True,
             ff_no_bias=True,
             ff_mult=intermediate_size / hidden_size,
-        ),
-        use_abs_pos_emb=False,
-    )
+        )
+        x = TransformerWrapper(
+            num_tokens=vocab_size, max_seq_len=context, tie_embedding=True, attn_layers=layers, use_abs_pos_emb=False
+        )
+        return x, x
+    from litgpt import GPT, Config
+
     lit = GPT(
         Config(
             block_size=context,
@@ -84,91 +81,82 @@ def peers(hidden_size, layers, heads, context, vocab_size, intermediate_size) ->
         )
     )
     lit.transformer.wte.weight = lit.lm_head.weight
-    eager, compiled = llama(), llama()
-    compiled.forward = torch.compile(compiled.forward)
-    return {
-        "transformers": (lambda ids: eager(ids).logits, eager),
-        "transformers, compiled": (lambda ids: compiled(ids).logits, compiled),
-        "x-transformers": (x, x),
-        "litgpt": (lit, lit),
-    }
+    return lit, lit
 
 
-def peer_step(forward, module, ids):
-    """A step as `training.optimizer.optimizer_step` takes it."""
+def train_peer(peer: str, name: str) -> float:
+    """Tokens/s of a plain training loop."""
+    import torch
+    import torch.nn.functional as F
+
+    hidden_size, layers, heads, context, batch, vocab_size, intermediate_size, steps, _ = SHAPES[name]
+    forward, module = build(peer, hidden_size, layers, heads, context, vocab_size, intermediate_size)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    batches = torch.randint(vocab_size, (steps, batch, context + 1), generator=torch.Generator().manual_seed(0))
 
-    def step():
+    def step(ids):
         loss = F.cross_entropy(forward(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0).item()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return loss.item()
 
-    return step
+    taken = [seconds(step, ids) for ids in batches]
+    logged = steps // 4
+    parts = [sum(taken[first : first + logged]) for first in range(logged, steps, logged)]
+    return statistics.median(batch * context * logged / part for part in parts)
 
 
-def our_step(model, ids):
-    config = TrainConfig(optimizer="adamw")
-    optimizer = build_optimizer(model, config)
-    return lambda: optimizer_step(model, optimizer, ids[:, :-1], ids[:, 1:], 1e-3, config)
+def train_ours(name: str, folder: str, *more: str) -> float:
+    """Tokens/s of train.py."""
+    hidden_size, layers, heads, context, batch, vocab_size, intermediate_size, steps, _ = SHAPES[name]
+    model = {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": context,
+        "vocab_size": vocab_size,
+        "intermediate_size": intermediate_size,
+    }
+    settings = [f"model.{key}={value}" for key, value in model.items()]
+    settings += [f"train.steps={steps}", f"train.batch_size={batch}", f"train.log_every={steps // 4}"]
+    settings += ["train.warmup_steps=1", *more]
+    return trained_speed(folder, "speed", start_training(folder, "speed", settings))
 
 
-def throughput(name: str) -> list[dict]:
-    hidden_size, layers, heads, context, batch, vocab_size, rounds = SHAPES[name]
-    shape = dict(hidden_size=hidden_size, num_hidden_layers=layers, num_attention_heads=heads, vocab_size=vocab_size)
-    config = ModelConfig(**shape, max_position_embeddings=context)
-    ids = torch.randint(vocab_size, (batch, context + 1), generator=torch.Generator().manual_seed(0))
-    eager, compiled = Transformer(config), Transformer(config)
-    compile_where_possible(compiled)
-    sides = {"whereabouts": our_step(eager, ids), "whereabouts, compiled": our_step(compiled, ids)}
-    others = peers(hidden_size, layers, heads, context, vocab_size, config.intermediate_size)
-    sides |= {side: peer_step(*parts, ids) for side, parts in others.items()}
-    parameters = {"whereabouts": eager, "whereabouts, compiled": compiled} | {k: m for k, (_, m) in others.items()}
-    times = interleaved(sides | {"matrix rate": gemm()}, rounds)
-    matrices = sum(p.numel() for p in eager.parameters() if p.dim() == 2)
-    flop = 6 * batch * context * (matrices + layers * hidden_size * context)
-    rate = GEMM_FLOP / times.pop("matrix rate")
+def throughput(name: str, folder: str, with_litgpt: str | None) -> list[dict]:
+    hidden_size, layers, heads, context, batch, vocab_size, intermediate_size, _, rounds = SHAPES[name]
+    sides: dict[str, Callable[[], float]] = {
+        "whereabouts": lambda: train_ours(name, folder),
+        "whereabouts, compiled": lambda: train_ours(name, folder, "train.compile=true"),
+    }
+    sides |= {peer: lambda peer=peer: side(__file__, peer, name) for peer in PEERS}
+    if with_litgpt:
+        sides["litgpt"] = lambda: side(__file__, "litgpt", name, python=with_litgpt)
+    found = in_turn(sides | {"matrix rate": lambda: side(gemm.__code__.co_filename, "gemm")}, rounds)
+    rate = found.pop("matrix rate")
+    matrices = vocab_size * hidden_size + layers * hidden_size * (4 * hidden_size + 3 * intermediate_size)
+    flop = 6 * (matrices + layers * hidden_size * context)  # of a token
     return [
         {
-            f"{name}, {batch} × {context}": side,
-            "parameters": f"{sum(p.numel() for p in parameters[side].parameters()):,}",
-            "ms a step": f"{1e3 * taken:.1f}",
-            "tokens/s": f"{batch * context / taken:,.0f}",
-            "to transformers": f"{times['transformers'] / taken:.2f}",
-            "to it compiled": f"{times['transformers, compiled'] / taken:.2f}",
-            "of the matrix rate": f"{flop / taken / rate:.0%} of {rate / 1e9:.0f} GFLOP/s",
+            f"{name}, {batch} × {context}, {matrices / 1e6:.1f}M weights": name_of_side,
+            "tokens/s": f"{speed:,.0f}",
+            "to transformers": f"{speed / found['transformers']:.2f}",
+            "to it compiled": f"{speed / found['transformers, compiled']:.2f}",
+            "of the matrix rate": f"{flop * speed / rate:.0%} of {rate / 1e9:.0f} GFLOP/s",
         }
-        for side, taken in times.items()
+        for name_of_side, speed in found.items()
     ]
 
 
-def overhead() -> str:
-    """Share of a run of the quickstart, with its evaluations and checkpoints, that is not spent in steps."""
-    from training.loop import train
-
-    with tempfile.TemporaryDirectory() as folder:
-        config = load_config(ROOT / "configs" / "quickstart.yaml", [f"runs_dir={folder}"])
-        train(config.model_copy(update={"train": config.train.model_copy(update={"steps": 1})}))  # tokenizes
-        begun = time.perf_counter()
-        train(config, overwrite=True)
-        whole = time.perf_counter() - begun
-        rows = [json.loads(line) for line in (config.folder / "metrics.jsonl").read_text().splitlines()]
-    speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
-    tokens = config.train.batch_size * config.model.max_position_embeddings * config.train.log_every
-    steps = sum(tokens / speed for speed in speeds)
-    return (
-        f"quickstart: {whole:.1f} s, {steps:.1f} s of them in {config.train.steps} steps; "
-        f"evaluation, logging, checkpoints and reading the corpus take {1 - steps / whole:.1%}"
-    )
-
-
 def main() -> None:
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads", file=sys.stderr)
-    for name in SHAPES:
-        print(table(throughput(name)) + "\n")
-    print(overhead())
+    if len(sys.argv) == 3:
+        print(train_peer(*sys.argv[1:]))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for name in SHAPES:
+            print(table(throughput(name, folder, *sys.argv[1:] or [None])) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         for kind in ("byte", "char", "bpe"):
             config = DataConfig(source=source, cache_dir=cache, tokenizer={"kind": kind})
-            documents = ["".join(parts(document)) for document in open_source(config)["train"]()]
+            documents = ["".join(parts(document)) for document in filter(None, open_source(config)["train"]())]
             pieces = [text[n : n + 10_000] for text in documents for n in range(0, len(text), 10_000)]
             megabytes = sum(len(text.encode()) for text in documents) / 1e6
             start = time.perf_counter()

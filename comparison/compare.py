@@ -9,9 +9,9 @@ from comparison.existing import group
 from comparison.measure import open_run
 from comparison.schedule import train_all
 from configs import Config
-from data.corpus import Corpus, load_corpus
+from data.corpus import Corpus, DataConfig, load_corpus
 from training.loop import train
-from training.run import RunFolder
+from training.run import RUNTIME_KEYS, RunFolder
 
 
 def compare(
@@ -53,17 +53,26 @@ class Corpora:
     """The corpora of runs, each loaded once."""
 
     def __init__(self):
-        self.loaded = {}
+        self.loaded: list[tuple[DataConfig, Corpus]] = []
 
     def load(self, config: Config) -> Corpus:
         """The corpus of a config."""
-        key = config.data.model_dump_json()
-        if key not in self.loaded:
-            self.loaded[key] = load_corpus(config.data)
-        return self.loaded[key]
+        found = [corpus for data, corpus in self.loaded if data == config.data] or [load_corpus(config.data)]
+        self.loaded.append((config.data, found[0]))
+        return found[0]
 
     def of(self, run: RunFolder) -> Corpus:
-        """The corpus of a run; InputError where it gives other text or tokens than those it was trained on."""
-        corpus = self.load(run.config)
+        """The corpus of a run, which may have been loaded from another place that its text has moved to.
+
+        InputError where the text is no longer the one it was trained on.
+        """
+        known, text = made_of_text(run.config.data), run.corpus()["hash"]
+        moved = [corpus for data, corpus in self.loaded if corpus.hash == text and made_of_text(data) == known]
+        corpus = moved[0] if moved else self.load(run.config)
         run.check_same_experiment(corpus)
         return corpus
+
+
+def made_of_text(data: DataConfig) -> dict:
+    """The settings of a corpus that do not say where its text lies."""
+    return {key: value for key, value in data if f"data.{key}" not in RUNTIME_KEYS}

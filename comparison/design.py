@@ -8,9 +8,10 @@ from typing import Any
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from base import FrozenConfig, InputError
+from base import InputError
 from configs import Config, Name, Seed, check_config, parse_override, read_yaml, set_dotted
 from model.config import ModelConfig
+from settings import FrozenConfig
 
 SECTIONS = ("data", "data.tokenizer", "model", "train", "wandb")  # of a training config
 TRAIN = Path(__file__).parent.parent / "train.py"
@@ -93,7 +94,7 @@ def run_overrides(comparison: CompareConfig, variant: str) -> list[dict[str, Any
     for rate in comparison.learning_rates or [None]:
         swept = {} if rate is None else {"train.learning_rate": rate}
         for seed in comparison.seeds:
-            name = f"{variant}{'' if rate is None else f'-lr{rate}'}-seed{seed}"
+            name = f"{variant}{'' if rate is None else f'-lr{rate}'}-seed{seed}".replace("+", "")  # as in 1e+16
             place = {**swept, "seed": seed, "name": name, "runs_dir": str(comparison.folder)}
             if taken := [key for key in own if key in place]:
                 raise InputError(

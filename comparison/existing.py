@@ -16,13 +16,13 @@ def settings(run: RunFolder) -> dict:
 
 
 def group(runs: list[RunFolder]) -> dict[str, list[RunFolder]]:
-    """Variants: the runs that differ in nothing but their seed, named like the first of them without its seed.
+    """Variants: the runs on one text that differ in nothing but their seed, named like the first without its seed.
 
     InputError where one seed comes twice.
     """
     alike: dict[str, list[RunFolder]] = {}
     for run in runs:
-        alike.setdefault(json.dumps(settings(run), sort_keys=True), []).append(run)
+        alike.setdefault(json.dumps([run.corpus()["hash"], settings(run)], sort_keys=True), []).append(run)
     groups: dict[str, list[RunFolder]] = {}
     for same in alike.values():
         seeds = [run.config.seed for run in same]

@@ -16,15 +16,17 @@ from pydantic import (
     model_validator,
 )
 
-from base import FrozenConfig, InputError, one_line
+from base import InputError
 from data.corpus import DataConfig
 from model.config import ModelConfig
+from settings import FrozenConfig, one_line
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=100)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 _MAX_BYTES = 1_000_000  # of a YAML file, and
 _MAX_VALUES = 10_000  # values in it with its aliases written out: far more than any config has
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class TrainConfig(FrozenConfig):
@@ -70,6 +72,8 @@ class TrainConfig(FrozenConfig):
     """auto: a GPU where there is one"""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """of activations, by autocast; weights stay float32. auto: bfloat16 on GPUs that have it, else float32"""
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """CPU threads; null: as many as PyTorch takes, or on --resume as many as before, since the last bits depend on it"""
     compile: bool = False
     """torch.compile the model; falls back to eager mode where no compiler works"""
 
@@ -94,11 +98,11 @@ class WandbConfig(FrozenConfig):
 
     mode: Literal["disabled", "offline", "online"] = "disabled"
     """online falls back to offline, with a warning, where there is no login or no network"""
-    project: str = "whereabouts"
+    project: Annotated[str, Field(pattern=r"^[^/\\#?%:]+$", max_length=128)] = "whereabouts"
     """project that the run belongs to"""
-    group: str | None = None
+    group: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     """group of runs inside the project"""
-    tags: tuple[str, ...] = ()
+    tags: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()
     """labels of the run"""
 
 
@@ -147,8 +151,9 @@ def parse_override(text: str) -> tuple[str, object]:
         raise InputError(f"{text!r}: an override reads dotted.key=value")
     try:
         return key, _parse_yaml(value)
-    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: what looks like a date and is none
-        raise InputError(f"{text!r:.80}: the value is not YAML") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: what looks like a date and is none
+        problem = getattr(error, "problem", None)
+        raise InputError(f"{text!r:.80}: the value is not YAML{f': {problem}' if problem else ''}") from None
 
 
 def check_config(values: dict, source: str | Path, kind: type[ConfigClass] = Config) -> ConfigClass:
@@ -185,12 +190,19 @@ def read_yaml(path: str | Path) -> dict:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one mapping, where PyYAML takes the last, and text that no file can hold."""
+    """Refuses a key that stands twice in one mapping, where PyYAML takes the last, and text that no file can hold.
+
+    Also 010 and 1:30, which are 8 and 90 in YAML 1.1.
+    """
 
     def construct_scalar(self, node):
-        value = super().construct_scalar(node)
+        value, problem = super().construct_scalar(node), None
         if re.search("[\0\ud800-\udfff]", value):
             problem = f"{value!r:.60} has a character that is not allowed"
+        elif node.tag in _NUMBERS and re.match(r"[-+]?0[0-9_]+$|.*:", value):
+            base = "base 60" if ":" in value else "octal"
+            problem = f"{value:.60} is {base} in YAML; write a decimal without leading zeros, or quote it as text"
+        if problem:
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return value
 

@@ -2,9 +2,9 @@
 
 import yaml
 
-from base import FrozenConfig
 from configs import Config
 from model.config import POSITION_CONFIGS
+from settings import FrozenConfig
 
 
 def reference() -> str:

@@ -5,12 +5,13 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass
+from functools import cache, partial
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from base import InputError
+from base import InputError, printable
 from data.sources import DataConfig, open_source, writing
 from data.tokenizer import Document, load_tokenizer, parts, token_chunks, tokenizer_files, train_tokenizer
 
@@ -44,29 +45,45 @@ def load_corpus(config: DataConfig) -> Corpus:
     InputError: a source that can't be found or read or has too little text, a cache_dir that can't be written.
     """
     streams = open_source(config)
-    content, documents = _hash(streams, config)
+    content, documents, empty = _hash(streams, config)
     if not documents:
         raise InputError(f"data.source {config.source!r}: no text in it")
+    with_text = {split: partial(_with_text, stream) for split, stream in streams.items()}
     settings = [_VERSION, content, config.val_fraction, config.tokenizer.model_dump()]
     folder = Path(config.cache_dir).expanduser() / sha256(json.dumps(settings).encode()).hexdigest()[:20]
     corpus = _read_entry(folder, config)
     if corpus is None:
         with writing(config) as work:
             shutil.rmtree(folder, ignore_errors=True)  # if damaged; later it may be another process's good one
-            _write_entry(work, config, content, _split(streams, documents, config.val_fraction))
+            _write_entry(work, config, content, _split(with_text, documents, config.val_fraction))
             try:
                 work.rename(folder)
             except OSError:
                 if not folder.is_dir():  # where it is one, another process was first, with the same content
                     raise
         corpus = _read_entry(folder, config)
+    left_out = ", ".join([*streams.left_out, *[f"{empty:,} row{'s' * (empty > 1)} without text"][:empty]])
+    if told := [*filter(None, [streams.kept, left_out and f"left out: {left_out}"])]:
+        _tell_once(f"data.source {config.source!r}: {'; '.join(told)}")
     return corpus
 
 
+@cache  # a comparison opens its corpus for every run
+def _tell_once(line):
+    print(printable(line), file=sys.stderr)
+
+
+def _with_text(stream):
+    return filter(None, stream())
+
+
 def _hash(streams, config):
-    digest, count = sha256(), 0
+    digest, count, empty = sha256(), 0, 0
     for split, documents in streams.items():
         for document in documents():
+            if not document:
+                empty += 1
+                continue
             try:
                 digest.update(f"{split} {_bytes(document)} ".encode())
             except UnicodeEncodeError as error:
@@ -75,7 +92,7 @@ def _hash(streams, config):
             for part in parts(document):
                 digest.update(part.encode())
             count += 1
-    return digest.hexdigest(), count
+    return digest.hexdigest(), count, empty
 
 
 def _bytes(document):

@@ -1,7 +1,8 @@
 """Where text comes from, as streams of documents: the standard library, local files, Hugging Face data sets.
 
 A stream is a function that starts it afresh, because text is read several times: to hash it, to train the tokenizer
-and to encode it. Documents, none of them empty, are never all in memory, and a long text file is not either.
+and to encode it. Documents are never all in memory, and a long text file is not either. A row of a table that has no
+text is an empty document.
 """
 
 import ast
@@ -17,23 +18,29 @@ import re
 import sysconfig
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from base import FrozenConfig, InputError
+from base import InputError
 from data import synthetic
 from data.tokenizer import Document, TokenizerConfig
+from settings import FrozenConfig
 
 _SUFFIXES = (".txt", ".json", ".jsonl", ".csv", ".parquet")
+_METADATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # written by datasets
 _PART_BYTES = 2**24  # of a text file in memory at once
-_VALIDATION = ("validation", "valid", "val", "dev")
+_VALIDATION = ("validation", "valid", "val", "dev", "eval", "evaluation")
+_SPLIT_OF = {"train": "train", "training": "train", **dict.fromkeys(_VALIDATION, "validation")}
+_SPLIT_OF |= {"test": "test", "testing": "test"}
+_NUMBER = re.compile(r"[-_.]?\d+(-of-\d+(-[0-9a-f]+)?)?$")  # as in train-00000-of-00002, and with a hash after it
 _NOT_THE_LIBRARY = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -41,15 +48,16 @@ class DataConfig(FrozenConfig):
     source: str = Field("python_docs", min_length=1)
     """python_docs, python_source, a txt, json, jsonl, csv or parquet file, a folder or glob of such files, a folder
     written by datasets' save_to_disk, the name of a Hugging Face data set, or synthetic/copy, reverse, k-back,
-    induction, recall or addition. Among several files with a train.* (or train-00000-of-00002.*), those called
-    validation, valid, val or dev are for validation, and test is left out. All but parquet may be compressed by gzip,
-    as in txt.gz."""
+    induction, recall or addition. Of several files those called validation, valid, val, dev, eval or evaluation are
+    for validation, those called test or testing are left out, and all others are for training: by the file's name or
+    else a folder's (validation.txt, test-00000-of-00002.parquet) or, if any file is called train or training, by a
+    word of it (wiki.valid.txt). All but parquet may be compressed by gzip, as in txt.gz."""
     subset: str | None = None
     """Configuration of a Hugging Face data set, where it has several."""
     split: str = "train"
     """Split of a Hugging Face data set to train on."""
     text_column: str = "text"
-    """Column that holds the text, in all but text files."""
+    """Column that holds the text, in all but text files; rows without text are passed over."""
     errors: Literal["strict", "replace"] = "strict"
     """What to do with bytes in local files that are not UTF-8: refuse the file, or read U+FFFD in their place."""
     val_fraction: float = Field(0.1, gt=0, lt=1)
@@ -87,27 +95,38 @@ class TextFile:
             raise InputError(f"{self.path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def open_source(config: DataConfig) -> dict[str, Callable[[], Iterator[Document]]]:
-    """The document streams of a source, by name: a function for "train", and maybe one for "validation"."""
+class Streams(dict[str, Callable[[], Iterator[Document]]]):
+    """The document streams of a source, by name: a function for "train", and maybe one for "validation".
+
+    kept, left_out: in words, what is for which and what for nothing, where a user may not expect it.
+    """
+
+    kept: str = ""
+    left_out: tuple[str, ...] = ()
+
+
+def open_source(config: DataConfig) -> Streams:
+    """The streams of a source; InputError where it can't be found."""
     source = config.source
     path = Path(source).expanduser()
     if source == "python_docs":
-        return {"train": partial(_python_docs, config)}
+        return Streams(train=partial(_python_docs, config))
     if source == "python_source":
-        return {"train": _python_source}
+        return Streams(train=_python_source)
     if task := synthetic.task_of(source):
-        return synthetic.streams(task)
+        return Streams(synthetic.streams(task))
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         return _saved_dataset(config, path)
     if path.is_dir():
         inside = (file for file in path.rglob("*") if not re.search(r"(^|/)\.", file.relative_to(path).as_posix()))
-        return _files(config, inside)
+        return _files(config, inside, path)
     if path.is_file():
         if _suffix(path) not in _SUFFIXES:
             raise InputError(f"data.source {source!r}: not one of {', '.join(_SUFFIXES)}")
-        return _files(config, [path])
-    if re.search(r"[*?[]", source):
-        return _files(config, map(Path, glob.glob(str(path), recursive=True)))
+        return _files(config, [path], path.parent)
+    if glob.has_magic(source):
+        root = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
+        return _files(config, map(Path, glob.glob(str(path), recursive=True)), root)
     if source.startswith(synthetic.PREFIX):
         raise InputError(f"data.source {source!r}: known are {', '.join(map(synthetic.source_of, synthetic.TASKS))}")
     local = _suffix(path) in _SUFFIXES or source[:1] in "./~" or source.count("/") > 1
@@ -128,18 +147,55 @@ def _open(path):
     return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
 
 
-def _files(config, paths):
-    paths = sorted(path for path in paths if _suffix(path) in _SUFFIXES and path.is_file())
+def _files(config, paths, root):
+    found = sorted({path for path in paths if path.name not in _METADATA and path.is_file()})
+    paths = [path for path in found if _suffix(path) in _SUFFIXES]
     if not paths:
         raise InputError(f"data.source {config.source!r}: no file there ends in {', '.join(_SUFFIXES)}")
-    number = re.compile(r"([-_.]?\d+(-of-\d+)?)?$")  # as in train-00000-of-00002
-    part = {path: number.sub("", _unpacked(path).stem.lower()) for path in paths}
-    if "train" not in part.values():
-        return {"train": partial(_read_files, config, paths)}
-    validation = [path for path in paths if part[path] in _VALIDATION]
-    train = [path for path in paths if part[path] not in (*_VALIDATION, "test")]
-    streams = {"train": partial(_read_files, config, train), "validation": partial(_read_files, config, validation)}
-    return streams if validation else {"train": streams["train"]}
+    asked = Path(config.source).expanduser().relative_to(root)  # a file or glob that says test itself wants it
+    asked = {_SPLIT_OF.get(word) for part in asked.parts for word in _words(part)}
+    named = {path: _split_of(path.relative_to(root), asked) for path in paths}
+    split, titles = {path: plain or any_word for path, (plain, any_word) in named.items()}, []
+    if "train" not in split.values():  # then a split's word is as likely one of a title
+        titles = [path.name for path, (plain, any_word) in named.items() if any_word and not plain]
+        split = {path: plain for path, (plain, _) in named.items()}
+    if unclear := [path for path in paths if " and " in split[path]]:
+        raise InputError(f"{unclear[0]}: its name says {split[unclear[0]]}, expected one of the two")
+    train = [path for path in paths if split[path] in ("", "train")]
+    validation = [path for path in paths if split[path] == "validation"]
+    if not train:
+        shown = ", ".join(path.relative_to(root).as_posix() for path in paths[:5])
+        raise InputError(
+            f"data.source {config.source!r}: no file to train on, only {shown:.500}; a file given by its own name is "
+            "trained on whatever it is called"
+        )
+    streams = Streams(train=partial(_read_files, config, train))
+    if validation:
+        streams["validation"] = partial(_read_files, config, validation)
+    test = len(paths) - len(train) - len(validation)
+    others = Counter(_suffix(path) or path.name for path in found if _suffix(path) not in _SUFFIXES)
+    streams.left_out = (*[f"{test} for test"][:test], *(f"{n} {ending}" for ending, n in others.most_common(5)))
+    if validation or titles or streams.left_out:
+        streams.kept = f"{len(train)} file{'s' * (len(train) > 1)} for training"
+        streams.kept += f" (even {titles[0]}, since none is called train)" if titles else ""
+        streams.kept += f", {len(validation)} for validation" if validation else ""
+    return streams
+
+
+def _split_of(path, asked):
+    """What a file is for by its own name, else a folder's: by the first that says nothing else, and by the first."""
+    plain, any_word = "", ""
+    for name in (_unpacked(path).stem, *reversed(path.parent.parts)):
+        words = _words(name)
+        found = " and ".join(sorted({_SPLIT_OF[word] for word in words if word in _SPLIT_OF} - asked))
+        any_word = any_word or found
+        plain = plain or found * (len(words) == 1)
+    return plain, any_word
+
+
+def _words(name):
+    words = re.split(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])", _NUMBER.sub("", name))
+    return {word.lower().removesuffix("set") for word in words} - {""}
 
 
 def _read_files(config, paths):
@@ -170,9 +226,21 @@ def _read_table(config, path):
 def _csv_column(config, path):
     csv.field_size_limit(2**31 - 1)  # 128 kB otherwise, less than many a document
     with io.TextIOWrapper(_open(path), encoding="utf-8-sig", errors=config.errors, newline="") as file:
-        rows = csv.DictReader(file, strict=True)
-        _check_column(config, path, rows.fieldnames or ())
-        yield from (row[config.text_column] for row in rows)
+        rows, line = csv.reader(file, strict=True), 1  # where a row begins: it may have several lines
+        try:
+            header = next(filter(None, rows), [])
+            _check_column(config, path, header)
+            place = header.index(config.text_column)
+            line = rows.line_num + 1
+            for row in rows:
+                if len(row) not in (0, len(header)):
+                    reason = f"expected {len(header)} cells, as in the header, got {len(row)}"
+                    raise InputError(f"{path}, line {line}: {reason}; text with a comma or line break needs quotes")
+                yield from row[place : place + 1]  # nothing on a blank line
+                line = rows.line_num + 1
+        except csv.Error as error:
+            reason = f"{error}; a quoted cell ends at its quote, and a quote within it is written twice"
+            raise InputError(f"{path}, line {line}: {reason}") from None
 
 
 def _parquet_column(config, path):
@@ -186,9 +254,9 @@ def _parquet_column(config, path):
 
 def _json_column(config, path):
     columns = {}  # rows may differ in what they have
-    for row in _json_rows(config, path):
+    for number, row in enumerate(_json_rows(config, path), 1):
         if not isinstance(row, dict):
-            raise InputError(f"{path}: {ascii(row)[:40]} is not a JSON object")
+            raise InputError(f"{path}, row {number}: {ascii(row)[:40]} is not a JSON object")
         columns.update(row)
         yield row.get(config.text_column)
     _check_column(config, path, columns)
@@ -202,26 +270,28 @@ def _json_rows(config, path):
             yield from json.loads(file.read().decode("utf-8-sig", config.errors))
             return
         for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
             try:
-                row = json.loads(line.decode("utf-8-sig", config.errors)) if line.strip() else {}
+                row = json.loads(line.decode("utf-8-sig", config.errors))
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{path}, line {number}: {error}") from None
             yield row
 
 
 def _check_column(config, name, columns):
-    if config.text_column not in columns:
+    if (count := [*columns].count(config.text_column)) != 1:
         shown = " ".join(", ".join(map(str, columns)).split())
-        raise InputError(f"data.text_column {config.text_column!r}: {name} has {shown:.500}")
+        times = f"{count} of that name among " if count else ""
+        raise InputError(f"data.text_column {config.text_column!r}: {name} has {times}{shown:.500}")
 
 
 def _texts(config, name, values):
-    for text in values:
+    for number, text in enumerate(values, 1):
         if not isinstance(text, str | None):
-            shown = f"{text!r:.60}"
-            raise InputError(f"data.text_column {config.text_column!r}: {name} has {shown} in it, which is not text")
-        if text:
-            yield text
+            shown = f"{text!r:.60} in row {number}"
+            raise InputError(f"data.text_column {config.text_column!r}: {name} has {shown}, which is not text")
+        yield text or ""
 
 
 def _dataset_texts(config, table):
@@ -261,11 +331,12 @@ def _hub_dataset(config):
 def _splits(config, tables):
     if config.split not in tables:
         raise InputError(f"data.split {config.split!r}: {config.source} has {', '.join(tables)}")
-    validation = [name for name in _VALIDATION if name in tables and name != config.split]
+    taken = re.findall(r"[\w.]+", config.split)  # the hub's may be train+validation, or validation[:50%]
+    validation = [name for name in _VALIDATION if name in tables and name not in taken and "all" not in taken]
     chosen = {"train": config.split} | dict(zip(["validation"], validation))
     for name in chosen.values():
         _check_column(config, config.source, tables[name].column_names)
-    return {part: partial(_dataset_texts, config, tables[name]) for part, name in chosen.items()}
+    return Streams({part: partial(_dataset_texts, config, tables[name]) for part, name in chosen.items()})
 
 
 def _library_files():

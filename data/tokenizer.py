@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from base import FrozenConfig, InputError
+from base import InputError
+from settings import FrozenConfig
 
 if TYPE_CHECKING:
     from numpy import ndarray

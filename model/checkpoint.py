@@ -13,9 +13,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from base import InputError, one_line, writing
+from base import InputError, writing
 from model.config import ModelConfig
 from model.transformer import Transformer
+from settings import one_line
 
 WEIGHTS = "model.safetensors"
 TRAINER = "trainer.pt"

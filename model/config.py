@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from base import FrozenConfig
+from settings import FrozenConfig
 
 
 class PositionConfig(FrozenConfig):

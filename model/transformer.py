@@ -5,12 +5,13 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from base import InputError, one_line
+from base import InputError
 from model.attention import ATTENTIONS, causal_mask
 from model.cache import Cache
 from model.config import ModelConfig
 from model.linear import Embedding, Linear, linear
 from model.position import build_position
+from settings import one_line
 
 
 class RMSNorm(nn.RMSNorm):

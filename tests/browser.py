@@ -45,7 +45,7 @@ def look(page: str, folder: Path, width: int, dark: bool) -> dict:
     flags += ["--virtual-time-budget=5000", f"--user-data-dir={folder / 'profile'}"]
     flags += dark * ["--blink-settings=preferredColorScheme=0"]
     command = [BROWSER, *flags, "--dump-dom", f"file://{folder / 'page.html'}"]
-    dumped = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    dumped = subprocess.run(command, capture_output=True, text=True, timeout=600)
     return json.loads(ElementTree.fromstring(re.search(r"<title>.*?</title>", dumped.stdout)[0]).text)
 
 

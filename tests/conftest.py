@@ -1,5 +1,7 @@
 """What several test files need: every scheme by name, and tiny models whose weights are large enough to matter."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -40,19 +42,24 @@ class Nearness(Position):
         return -self.slopes[:, None, None] * distances.unsqueeze(-3)
 
 
+ROOT = Path(__file__).parent.parent
+OURS = {path.stem for folder in (ROOT, ROOT / "tests") for path in folder.glob("*.py")}
+OURS |= {path.parent.name for path in ROOT.glob("*/*.py")}
+
+
+def pytest_configure(config):
+    """Warnings that the project's own modules cause are errors; those inside libraries come and go with releases."""
+    config.addinivalue_line("filterwarnings", rf"error:::({'|'.join(sorted(OURS))})(\.|$)")
+
+
 def pytest_addoption(parser):
-    parser.addoption("--kills", type=int, default=4, help="moments at which a training run is killed")
-    parser.addoption("--fuzz", type=int, default=40, help="tampered files of each kind, and configs, that are tried")
+    parser.addoption("--full", action="store_true", help="as much as the claims in docs/reliability.md rest on: hours")
 
 
 @pytest.fixture
-def kills(request) -> int:
-    return request.config.getoption("--kills")
-
-
-@pytest.fixture
-def fuzz(request) -> int:
-    return request.config.getoption("--fuzz")
+def full(request) -> bool:
+    """Whether time is no matter."""
+    return request.config.getoption("--full")
 
 
 THROWAWAY = {"throwaway_embedding": AddedWave, "throwaway_rotation": OneSpeed, "throwaway_bias": Nearness}

@@ -311,7 +311,7 @@ def test_code_in_a_pickle_does_not_run(saved, name, tmp_path):
             return os.mkdir, (str(tmp_path / "run"),)
 
     (saved / "SHA256SUMS").unlink()
-    plain = pickle.dumps(Attack())
+    plain = pickle.dumps(Attack(), protocol=2)
     for dump in (lambda file: torch.save({"a": Attack()}, file), lambda file: file.write_bytes(plain)):
         dump(saved / name)
         load = load_trainer if name == "trainer.pt" else load_checkpoint
@@ -326,9 +326,9 @@ def test_code_in_a_pickle_does_not_run(saved, name, tmp_path):
 def test_absurd_sizes_are_refused_before_anything_of_that_size_is_made(saved, key, size):
     """A thousand million layers on the meta device take no memory, but days."""
     edit(saved / "config.json", **{key: size})
-    begun, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begun, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert str(saved) in refusal(load_checkpoint, saved)
-    assert time.monotonic() - begun < 5 and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+    assert time.process_time() - begun < 30 and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
 
 
 @pytest.mark.parametrize(

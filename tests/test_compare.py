@@ -75,6 +75,15 @@ def test_command_line_overrides_reach_the_comparison_or_all_its_runs(tmp_path):
     assert runs["theta"][0].model.position.scheme == "rope"
 
 
+def test_each_learning_rate_has_runs_of_its_own_name(tmp_path):
+    """Those of ordinary rates keep it, or finished runs would not be found."""
+    rates = [1e-3, 3e-5, 2.0, 1e16, 1e-16, 1.5e22, 1.7976931348623157e308, 5e-324]
+    _, runs = load_comparison(str(comparison_file(tmp_path, learning_rates=rates, seeds=[0])), [])
+    names = [config.name for config in runs["rope"]]
+    assert [config.train.learning_rate for config in runs["rope"]] == rates and len(set(names)) == len(rates)
+    assert names[:4] == ["rope-lr0.001-seed0", "rope-lr3e-05-seed0", "rope-lr2.0-seed0", "rope-lr1e16-seed0"]
+
+
 @pytest.mark.parametrize(
     ("changes", "overrides", "expected"),
     [
@@ -157,6 +166,15 @@ def again(done, tmp_path):
     for file in folder.rglob("*.yaml"):
         file.write_text(file.read_text().replace(str(done[0]), str(folder)))
     return folder
+
+
+def test_a_text_that_has_moved_since_serves_finished_runs_too(again, monkeypatch):
+    """Also where a run has yet to be measured."""
+    no_training(monkeypatch)
+    (again / "text.txt").rename(again / "moved.txt")
+    (again / "runs" / "cmp" / "rope-seed7" / "measurements.json").unlink()
+    text = run_comparison(again, f"data.source={again / 'moved.txt'}")
+    assert "| rope |" in text
 
 
 def test_a_sweep_reports_all_rates_and_uses_the_best(tmp_path):

@@ -1,9 +1,9 @@
 import pytest
 from pydantic import ValidationError
 
-from base import one_line
 from model.config import ModelConfig, position_config
 from model.position import POSITIONS, build_position
+from settings import one_line
 
 
 def refusal(**options):

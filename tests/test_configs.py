@@ -1,12 +1,15 @@
+import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-import compare
-from base import FrozenConfig, InputError
+from base import InputError
+from comparison.design import load_comparison
 from configs import Config, load_config
 from model.position import POSITIONS
+from settings import FrozenConfig
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -80,6 +83,7 @@ def test_null_means_what_the_description_says(load):
         ("model: {position: {scheme: none, base: 5}}", ["model.position", "'base'"]),
         ("train: {steps: 5, warmup_steps: 6}", ["train", "warmup_steps 6", "steps 5"]),
         ("train: {warmup_steps: 0, learning_rate: 1, min_learning_rate: 2}", ["min_learning_rate 2", "rate 1"]),
+        ("wandb: {project: me/tiny}", ["wandb.project", "'me/tiny'", r"[^/\\#?%:]"]),
         ("seed: -1", ["seed", "-1"]),
         (f"seed: {2**64}", ["seed", str(2**64)]),
     ],
@@ -119,6 +123,12 @@ def test_a_run_cannot_leave_runs_dir(load, name):
         (b"train: {steps: 5, 'steps': 6}", "key 'steps' is given twice.*line 1"),
         (b'runs_dir: "a\\0b"', "character that is not allowed.*line 1"),
         (b'data: {source: "\\ud800"}', "character that is not allowed.*line 1"),
+        (b"train:\n  steps: 010", "010 is octal in YAML; write a decimal without leading zeros.*line 2, column 10"),
+        (b"seed: -0_7", "-0_7 is octal in YAML"),
+        (b"seed: !!int 010", "010 is octal in YAML"),
+        (b"data: {source: 1:30}", "1:30 is base 60 in YAML; .*or quote it as text"),
+        (b"train: {learning_rate: 0:00.5}", "0:00.5 is base 60 in YAML"),
+        (b"wandb: {tags: [190:20:30]}", "190:20:30 is base 60 in YAML"),
         (b"[" * 100_000, "nested too deep"),
         (b"#" * 1_000_001, "larger than 1,000,000 bytes"),
     ],
@@ -192,8 +202,48 @@ def test_absurd_numbers_of_layers_are_not_counted_through(load, every):
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
     with pytest.raises(InputError, match="none.yaml: No such file"):
         load_config(tmp_path / "none.yaml")
-    with pytest.raises(InputError, match=f"{tmp_path.name}: Is a directory"):
+    with pytest.raises(InputError, match=f"{re.escape(tmp_path.name)}: Is a directory"):
         load_config(tmp_path)
+
+
+def test_an_override_that_yaml_reads_as_another_number_says_so(load):
+    with pytest.raises(InputError, match="^'train.steps=010': .*010 is octal in YAML"):
+        load("{}", "train.steps=010")
+    with pytest.raises(InputError, match="^'seed=1:30': .*1:30 is base 60 in YAML"):
+        load("{}", "seed=1:30")
+
+
+def test_numbers_that_yaml_reads_as_people_do_are_taken(load):
+    """And the others as text, in quotes."""
+    texts = {"1_000": 1000, "0x10": 16, "+7": 7, "100": 100, "08": 8, "'010'": 10}
+    assert {text: load(f"train: {{steps: {text}, warmup_steps: 0}}").train.steps for text in texts} == texts
+    config = load("data: {source: '1:30'}\ntrain: {learning_rate: 0.01, weight_decay: 00.5}\nwandb: {tags: ['010']}")
+    assert (config.data.source, config.wandb.tags) == ("1:30", ("010",))
+    assert (config.train.learning_rate, config.train.weight_decay) == (0.01, 0.5)
+    assert load(yaml.safe_dump(config.model_dump(mode="json"))) == config
+
+
+@pytest.mark.parametrize("value", ["p", "p" * 128, "p" * 129, "a b", "é.-_~!", *(f"a{c}b" for c in "/\\#?%:")])
+@pytest.mark.parametrize(("key", "setting"), [("project", "project"), ("tags", "run_tags")])
+def test_what_wandb_refuses_is_refused_with_the_config(load, key, setting, value):
+    """wandb itself says so, but only once the run's folder is taken."""
+    settings = pytest.importorskip("wandb").Settings
+    text = json.dumps({"wandb": {key: value if key == "project" else ["a", value]}})
+    given = {setting: value if key == "project" else ("a", value)}
+    try:
+        settings(**given)
+    except Exception:  # pydantic's or wandb's own
+        with pytest.raises(InputError, match=f"some.yaml: wandb.{key}"):
+            load(text)
+    else:
+        load(text)
+
+
+def test_wandb_s_names_are_neither_empty_nor_too_long(load):
+    assert load(f"wandb: {{group: {'g' * 128}}}").wandb.group == "g" * 128
+    for setting in (f"group: {'g' * 129}", "group: ''", "project: ''", "tags: ['']"):
+        with pytest.raises(InputError, match=f"some.yaml: wandb.{setting.split(':')[0]}.*: String should (have|match)"):
+            load(f"wandb: {{{setting}}}")
 
 
 @pytest.mark.parametrize("override", ["train.steps", "=5", "train.steps=[1", "name=2024-13-01"])
@@ -216,7 +266,7 @@ def test_every_setting_is_described():
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_config_file_loads_and_is_commented(path):
     if "variants" in yaml.safe_load(path.read_text(encoding="utf-8")):
-        comparison, runs = compare.load_comparison(str(path), [])
+        comparison, runs = load_comparison(str(path), [])
         assert list(runs) == list(comparison.variants)
     else:
         assert load_config(path).name == path.stem

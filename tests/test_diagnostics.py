@@ -85,14 +85,15 @@ def test_memory_is_bounded_whatever_the_count(tokenizer, monkeypatch):
     assert max(solver.passes) == 142 and sorted(set(solver.passes))[-2] == 100
 
 
-def test_an_exact_match_is_what_greedy_decoding_would_have_given(scheme, tokenizer, tiny_model, monkeypatch):
+def test_an_exact_match_is_what_greedy_decoding_would_have_given(scheme, tokenizer, tiny_model, monkeypatch, full):
     """Of answers of many lengths: what the model itself goes on with, every third with a token changed."""
+    count = 60 if full else 20
     model = tiny_model(scheme, vocab_size=tokenizer.get_vocab_size(), initializer_range=0.7)
     end = tokenizer.token_to_id(END_OF_TEXT)
     with torch.no_grad():
         model.output_weight[end] *= 2  # or few answers would end
     made, right = [], 0
-    for number, (prompt, _) in enumerate(examples("copy", 5, 60, seed=1)):
+    for number, (prompt, _) in enumerate(examples("copy", 5, count, seed=1)):
         said = decoded(model, tokenizer, prompt, 20)
         answer = said[:-1]  # which is followed by end-of-text, or by another token that it doesn't have
         changed = number % 3 == 0 and len(answer) > 0
@@ -100,7 +101,7 @@ def test_an_exact_match_is_what_greedy_decoding_would_have_given(scheme, tokeniz
             answer[number % len(answer)] = (answer[number % len(answer)] + 1) % end
         made.append((prompt, tokenizer.decode(answer)))
         right += end in said and not changed
-    assert 3 < right < 45 and len({len(answer) for _, answer in made}) > 4
+    assert 0.05 < right / count < 0.75 and len({len(answer) for _, answer in made}) > 2
     monkeypatch.setattr(diagnostics, "examples", lambda *_: made)
     assert exact_match(model, tokenizer, "copy", [5], len(made)) == {5: right / len(made)}
 

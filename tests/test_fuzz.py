@@ -1,6 +1,6 @@
 """What strangers may hand over: tampered checkpoints and run folders, broken corpora, any YAML at all.
 
-Each case is made from its number alone. --fuzz N tries N of each kind; a case that once failed is kept in KNOWN.
+Each case is made from its number alone. --full tries a thousand of each kind; a case that once failed is kept in KNOWN.
 """
 
 import gzip
@@ -12,6 +12,7 @@ import resource
 import shutil
 import tempfile
 import time
+from contextlib import chdir
 from pathlib import Path
 
 import numpy
@@ -22,32 +23,33 @@ from hypothesis import HealthCheck, Phase, example, given, settings, strategies
 from safetensors.torch import load_file, save_file
 
 import generate
-from base import FrozenConfig, InputError
+from base import InputError
 from configs import Config, load_config
 from data.corpus import DataConfig, load_corpus
 from data.tokenizer import END_OF_TEXT, load_tokenizer
 from model.checkpoint import find_checkpoint, load_checkpoint, load_trainer
 from model.config import POSITION_CONFIGS
 from model.position import POSITIONS
+from settings import FrozenConfig
 from tiny import call, run_config
 from training.loop import train
 
 KNOWN = {"checkpoint": [494, 526, 932], "run": [], "corpus": [159, 455, 945]}  # which once failed
-MAX_SECONDS, MAX_BYTES = 30, 500_000_000
+MAX_SECONDS, MAX_BYTES = 30, 500_000_000  # the seconds are of this process's own work
 
 
 def pytest_generate_tests(metafunc):
     for kind in KNOWN.keys() & set(metafunc.fixturenames):
-        numbers = sorted({*range(metafunc.config.getoption("--fuzz")), *KNOWN[kind]})
+        numbers = sorted({*range(1000 if metafunc.config.getoption("--full") else 40), *KNOWN[kind]})
         metafunc.parametrize(kind, numbers, ids=map(str, numbers))
 
 
 @pytest.fixture
 def bounded():
-    """Neither a hang nor gigabytes."""
-    before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    """Neither minutes nor gigabytes."""
+    before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     yield
-    assert time.monotonic() - begun < MAX_SECONDS
+    assert time.process_time() - begun < MAX_SECONDS
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MAX_BYTES
 
 
@@ -199,19 +201,21 @@ def tamper(rng, place, kinds):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run of each scheme, two steps long."""
+    """A run of each scheme, two steps long, as seen from a folder: what is tampered with has no path of this machine."""
     folder = tmp_path_factory.mktemp("finished")
     names = [(f"name={scheme}", f"model.position={scheme}") for scheme in POSITIONS]
-    configs = [run_config(folder, *each, "train.steps=2") for each in names]
-    for config in configs:
-        train(config)
-    return configs
+    with chdir(folder):
+        configs = [run_config(Path(), *each, "train.steps=2") for each in names]
+        for config in configs:
+            train(config)
+    return folder, configs
 
 
 @pytest.mark.filterwarnings("ignore")  # numbers that overflow on the way
 def test_a_tampered_checkpoint_loads_or_is_refused_in_one_line(checkpoint, finished, tmp_path, bounded, capfd):
+    folder, configs = finished
     rng = random.Random(f"checkpoint {checkpoint}")
-    place = shutil.copytree(find_checkpoint(rng.choice(finished).folder), tmp_path / "copy")
+    place = shutil.copytree(find_checkpoint(folder / rng.choice(configs).folder), tmp_path / "copy")
     sums = (place / "SHA256SUMS").read_text()
     if not (are_checked := rng.random() < 0.5):
         (place / "SHA256SUMS").unlink()
@@ -235,9 +239,11 @@ RUN_FILES = {"config.yaml": LINES, "corpus.json": [*ANY, absurd_json], "metrics.
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_tampered_run_folder_resumes_or_is_refused_in_one_line(run, finished, tmp_path, bounded):
+def test_a_tampered_run_folder_resumes_or_is_refused_in_one_line(run, finished, tmp_path, bounded, monkeypatch):
+    folder, configs = finished
+    monkeypatch.chdir(folder)
     rng = random.Random(f"run {run}")
-    original = rng.choice(finished)
+    original = rng.choice(configs)
     shutil.copytree(original.folder, tmp_path / "runs" / "copy")
     config = original.model_copy(update={"runs_dir": str(tmp_path / "runs"), "name": "copy"})
     config = config.model_copy(update={"train": config.train.model_copy(update={"steps": 4})})
@@ -339,10 +345,10 @@ def mappings(config, depth=0):
 
 
 @pytest.mark.parametrize("section", ["", "train", "model", "data", "wandb"])
-def test_any_yaml_is_a_config_that_survives_a_round_trip_or_is_refused_by_a_key(section, fuzz):
+def test_any_yaml_is_a_config_that_survives_a_round_trip_or_is_refused_by_a_key(section, full):
     kind = keys_of(Config)[section] if section else Config
 
-    @settings(max_examples=10 * fuzz, derandomize=True, database=None, deadline=None, **QUICK)
+    @settings(max_examples=3000 if full else 100, derandomize=True, database=None, deadline=None, **QUICK)
     @given(mappings(kind))
     @example({"a\x1bb": 1})
     def check(values):

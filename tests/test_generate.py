@@ -167,9 +167,9 @@ def test_the_name_of_a_special_token_in_a_prompt_is_text(output, byte_run, monke
     assert seen == [list("a<|endoftext|>\0\r\né".encode())]
 
 
-def test_a_long_prompt_is_read_in_parts_of_bounded_size(output, byte_run, monkeypatch, fuzz):
-    """8 kB; with --fuzz 200 and more 1 MB of them, which takes a quarter of an hour."""
-    size = 8_000 if fuzz < 200 else 1_000_000
+def test_a_long_prompt_is_read_in_parts_of_bounded_size(output, byte_run, monkeypatch, full):
+    """8 kB; with --full 1 MB of them, which takes a quarter of an hour."""
+    size = 1_000_000 if full else 8_000
     stdin(monkeypatch, b"words of a prompt. " * (size // 19))
     real, parts = generation.Transformer.forward, []
 

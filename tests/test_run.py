@@ -89,7 +89,6 @@ ROPE_KEYS = [f"model.position.{key}" for key in RopeConfig.model_fields if key !
         ("model.position=none", ROPE_KEYS),
         ("model.position={scheme: rope, base: 500}", ["model.position.base"]),
         ("data.tokenizer.kind=char", ["data.tokenizer.kind"]),
-        ("data.source=other.txt", ["data.source"]),
     ],
 )
 def test_another_experiment_is_told_by_its_keys(tmp_path, started, override, keys):
@@ -102,7 +101,7 @@ def test_another_experiment_is_told_by_its_keys(tmp_path, started, override, key
 @pytest.mark.parametrize(
     "override",
     ["data.cache_dir=x", "train.log_every=3", "train.eval_every=3", "train.checkpoint_every=3", "train.compile=true",
-     "train.micro_batch_size=1", "train.keep_checkpoints=3", "train.max_skipped_steps=1",
+     "data.source=moved.txt", "data.text_column=body", "train.micro_batch_size=1", "train.keep_checkpoints=3", "train.max_skipped_steps=1",
      "wandb.mode=offline", "wandb.tags=[a]", "train.device=auto"],
 )  # fmt: skip
 def test_how_a_run_is_watched_may_change(tmp_path, started, override):

@@ -67,6 +67,16 @@ def test_a_moved_run_is_found_where_it_is_now(trained, tmp_path):
     assert run.path == tmp_path / "elsewhere" and list(group([run])) == ["elsewhere"]
 
 
+def test_the_same_text_at_another_path_is_the_same_text(trained, tmp_path):
+    shutil.copytree(trained / "rope-seed1", tmp_path / "rope-seed1")
+    moved = str(shutil.copy(trained.parent / "text.txt", tmp_path / "moved.txt"))
+    overrides = [f"runs_dir={tmp_path}", "name=rope-seed1", f"data.source={moved}"]
+    train(load_config(tmp_path / "rope-seed1" / "config.yaml", overrides), resume=True)
+    runs = [open_run(folder / f"rope-seed{seed}") for seed, folder in enumerate((trained, tmp_path))]
+    assert [run.config.data.source for run in runs] == [str(trained.parent / "text.txt"), moved]
+    assert group(runs) == {"rope": runs}
+
+
 def test_other_texts_are_not_mixed(trained, tmp_path):
     with pytest.raises(InputError, match="other and .*rope-seed0: trained on other texts.*other.txt.*text.txt; hash"):
         report(trained, "rope-seed0", "other", out=tmp_path / "out")

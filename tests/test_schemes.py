@@ -7,13 +7,14 @@ import torch
 import transformers
 from pydantic import ValidationError
 
-from base import InputError, one_line
+from base import InputError
 from model.attention import rotate
 from model.cache import Cache
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import ModelConfig
 from model.position import AlibiPosition, T5Position, build_position, ladder
 from model.transformer import Transformer
+from settings import one_line
 
 SLOPES = {  # Press et al. 2022, and the authors' rule where the heads are no power of two
     1: [0.00390625],

@@ -84,7 +84,7 @@ def test_intervals_hold_the_true_difference_in_95_of_100_experiments():
 
 def test_five_schemes_that_do_not_differ_are_rarely_said_to():
     """Without the correction one of five is, in 19 of 100 experiments."""
-    random, trials, wrong, uncorrected = Random(1), 400, 0, 0
+    random, trials, wrong, uncorrected = Random(1), 200, 0, 0
     for _ in range(trials):
         summary = results(trial(random, dict.fromkeys("abcde", 0.0)), "base")["summary"]
         del summary["base"]

@@ -1,6 +1,7 @@
 """The training loop, from a new model or the newest checkpoint to the last step."""
 
 import math
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from base import InputError
-from configs import Config
+from configs import Config, load_config
 from data.batches import Batches
 from data.corpus import Corpus, load_corpus
 from data.tokenizer import END_OF_TEXT, load_tokenizer, tokenizer_files
@@ -46,9 +47,9 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> dict
     """
     run = RunFolder(config, resume, overwrite)  # refuses a taken folder before the corpus is read
     corpus = load_corpus(config.data)
-    run.config = fit_to_corpus(config, corpus)
+    run.config = with_threads(fit_to_corpus(config, corpus), run)
     device = pick_device(config.train.device)
-    with run.locked(), signals_received() as signals:
+    with run.locked(), signals_received() as signals, using_threads(run.config.train.threads):
         trainer = (resumed if resume else started)(run, corpus, device)
         trainer.train(signals)
     return [row for row in run.metrics() if "val_loss" in row][-1]
@@ -66,6 +67,24 @@ def fit_to_corpus(config: Config, corpus: Corpus) -> Config:
     if model.vocab_size is not None and model.vocab_size < vocab_size:
         raise InputError(f"model.vocab_size: {model.vocab_size} is less than the tokenizer's {vocab_size}")
     return config.model_copy(update={"model": model.model_copy(update={"vocab_size": model.vocab_size or vocab_size})})
+
+
+def with_threads(config: Config, run: RunFolder) -> Config:
+    """The config with the number of threads filled in: those of the run that is resumed, or PyTorch's own."""
+    before = load_config(run.path / "config.yaml").train.threads if run.resume else None
+    threads = config.train.threads or before or torch.get_num_threads()
+    return config.model_copy(update={"train": config.train.model_copy(update={"threads": threads})})
+
+
+@contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    """Lets PyTorch have that many threads, and afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def started(run: RunFolder, corpus: Corpus, device: torch.device) -> "Trainer":
@@ -241,7 +260,7 @@ class Trainer:
         if self.saved != self.step:
             self.save()
         self.bar.close()
-        again = f"python train.py {self.run.path / 'config.yaml'} --resume"
+        again = shlex.join(["python", "train.py", str(self.run.path / "config.yaml"), "--resume"])
         print(f"stopped after step {self.step} of {self.settings.steps}; to go on: {again}", file=sys.stderr)
         raise SystemExit(128 + signal)
 

@@ -19,7 +19,10 @@ from training.versions import versions
 # How and where a run is made and watched, not what is trained.
 RUNTIME_KEYS = ("name", "runs_dir", "data.cache_dir", "train.device", "train.compile", "train.log_every", "wandb.")
 RUNTIME_KEYS += ("train.eval_every", "train.checkpoint_every", "train.keep_checkpoints", "train.max_skipped_steps")
+RUNTIME_KEYS += ("train.threads",)  # how many there are, depends on the machine
 RUNTIME_KEYS += ("train.micro_batch_size",)  # what memory allows: the batch of a step stays the same
+# where the text lies; that it is the same, with the same split, its hash says
+RUNTIME_KEYS += ("data.source", "data.subset", "data.split", "data.text_column", "data.errors")
 
 
 class RunFolder:

@@ -1,0 +1,38 @@
+"""The base of all config classes, and what they say of a mistake."""
+
+from difflib import get_close_matches
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+
+class FrozenConfig(BaseModel):
+    """Immutable settings: unknown keys are refused, numbers coerced, docstrings describe the fields."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, use_attribute_docstrings=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_its_keys(cls, values):
+        for key in values if isinstance(values, dict) else ():
+            if key not in cls.model_fields:
+                near = get_close_matches(str(key), cls.model_fields, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(cls.model_fields)}"
+                raise ValueError(f"unknown key {key!r:.60}, {hint}")
+        return values
+
+
+def one_line(error: ValidationError) -> str:
+    """The first problem of a config as `dotted.key: value: what is allowed`."""
+    keys = []
+    while True:
+        problem = error.errors()[0]
+        keys += map(str, problem["loc"])
+        error = problem.get("ctx", {}).get("error")
+        if not isinstance(error, ValidationError):  # else: the problem of a mapping nested in this one
+            break
+    value = problem["input"]
+    shown = "" if isinstance(value, (dict, BaseModel)) else f"{value!r:.80}: "
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return f"{'.'.join(keys)}: {shown}{message}" if keys else message
