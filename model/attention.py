@@ -121,10 +121,11 @@ class LinearAttention(Attention):
         weights = (turned_q @ turned_k.mT).tril()
         numerator, key_sums = weights @ v, k.cumsum(dim=-2)
         if cache is not None:
-            states, sums = cache.layers.get(layer, (0.0, 0.0))  # Σ φ(k)ᵀv (B, heads, d, d), Σ φ(k) (B, heads, 1, d)
-            if cache.length:
-                numerator, key_sums = numerator + turned_q @ states, key_sums + sums
-            cache.layers[layer] = (states + turned_k.mT @ v, key_sums[..., -1:, :])
+            state = turned_k.mT @ v
+            if earlier := cache.sums(layer, x.shape[-2]):  # Σ φ(k)ᵀv (B, heads, d, d), Σ φ(k) (B, heads, 1, d)
+                numerator, key_sums = numerator + turned_q @ earlier[0], key_sums + earlier[1]
+                state = state + earlier[0]
+            cache.layers[layer] = (state, key_sums[..., -1:, :])
         normalizer = (q * key_sums).sum(dim=-1, keepdim=True)
         # a row of padding has seen nothing: 0 / 0
         out = (numerator / normalizer.clamp(min=1e-6)).to(x.dtype)
