@@ -51,10 +51,11 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim, self.layout = config.head_dim, config.position.pair_layout
         q_size, kv_size = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
-        self.q_proj = Linear(config.hidden_size, q_size)
-        self.k_proj = Linear(config.hidden_size, kv_size)
-        self.v_proj = Linear(config.hidden_size, kv_size)
-        self.o_proj = Linear(q_size, config.hidden_size)
+        bias = config.attention_bias
+        self.q_proj = Linear(config.hidden_size, q_size, bias=bool(bias))
+        self.k_proj = Linear(config.hidden_size, kv_size, bias=bool(bias))
+        self.v_proj = Linear(config.hidden_size, kv_size, bias=bool(bias))
+        self.o_proj = Linear(q_size, config.hidden_size, bias=bias is True)
         if config.qk_norm:  # Henry et al. 2020; as in Qwen3, before the rotation
             self.q_norm, self.k_norm = (nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps) for _ in range(2))
         else:

@@ -326,6 +326,8 @@ class ModelConfig(FrozenConfig):
     """one matrix for the token embeddings and the output"""
     qk_norm: bool = False
     """RMSNorm of each query and key head (Henry et al. 2020), before the rotation, as in Qwen3"""
+    attention_bias: Literal[False, True, "qkv"] = False
+    """true: biases in the four projections of attention; qkv: in all but the output's, as in Qwen2"""
     attention: Literal["softmax", "linear"] = "softmax"
     """softmax over the scores, or linear attention with elu + 1 (Katharopoulos et al. 2020)"""
     position: SerializeAsAny[PositionConfig] = RopeConfig(scheme="rope")

@@ -75,6 +75,7 @@ class Transformer(nn.Module):
         | Linear, Embedding                           | N(0, initializer_range²)                         |
         | o_proj, down_proj, which end residual paths | N(0, initializer_range² / (2 num_hidden_layers)) |
         | RMSNorm                                     | 1                                                |
+        | biases                                      | 0                                                |
         | bare parameters of a positional scheme      | the constants its class gives them               |
         """
         generator = torch.Generator().manual_seed(seed)
@@ -86,6 +87,8 @@ class Transformer(nn.Module):
                 paths = 2 * self.config.num_hidden_layers if ends_residual_path else 1
                 std = self.config.initializer_range / paths**0.5
                 module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * std)
+                if getattr(module, "bias", None) is not None:
+                    module.bias.zero_()
 
     def forward(
         self,
