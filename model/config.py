@@ -352,6 +352,17 @@ class ModelConfig(FrozenConfig):
     def _scheme_with_its_own_options(cls, value):
         return position_config(value)
 
+
+    def with_position(self, options: dict) -> "ModelConfig":
+        """The same with some options of the positional scheme replaced.
+
+        ValueError: what the scheme refuses, or a scaling where the model was trained with another.
+        """
+        position = self.position.model_dump()
+        if options.get("scaling") and (trained := position.get("scaling")):
+            stored = {key: value for key, value in trained.items() if value is not None}
+            raise ValueError(f"position.scaling: the model was trained with {stored}, no other can take its place")
+        return ModelConfig(**{**self.model_dump(), "position": position | options})
     @model_validator(mode="after")
     def _fits_together(self):
         heads, groups = self.num_attention_heads, self.num_key_value_heads

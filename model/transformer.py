@@ -152,15 +152,15 @@ def with_position(model: Transformer, options: dict) -> Transformer:
     """Another model on the same weights, without a copy, with some options of its scheme replaced.
 
     {"scaling": {"rope_type": "yarn", "factor": 4}} reaches past the trained length. InputError: what the scheme
-    refuses, or what asks for other position parameters than the model has.
+    refuses, a scaling in place of one trained with, or what asks for other position parameters than the model has.
     """
-    position = {**model.config.position.model_dump(), **options}
     try:
-        config = ModelConfig(**{**model.config.model_dump(), "position": position})
-        other = Transformer(config, seed=None)
+        other = Transformer(model.config.with_position(options), seed=None)
         other.load_state_dict(model.state_dict(), assign=True)
     except ValidationError as error:
         raise InputError(one_line(error)) from None
+    except ValueError as error:
+        raise InputError(str(error)) from None
     except RuntimeError:
         raise InputError(f"position: {options} asks for other parameters than the model has") from None
     return other
