@@ -116,9 +116,8 @@ def _dotted(values: dict[str, Any]) -> dict[str, Any]:
 
 def with_options(model: ModelConfig, options: dict[str, Any]) -> ModelConfig | str:
     """The model with other options of its positional scheme, or why the scheme refuses them."""
-    values = model.model_dump()
     try:
-        return ModelConfig(**{**values, "position": values["position"] | options})
+        return model.with_position(options)
     except ValueError as error:
         return " ".join(str(error).split())
 

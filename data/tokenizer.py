@@ -128,6 +128,8 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": END_OF_TEXT,
         "eos_token": END_OF_TEXT,
+        "pad_token": END_OF_TEXT,
+        "padding_side": "left",  # where generation needs it
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": True,
     }

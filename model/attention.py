@@ -51,10 +51,11 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim, self.layout = config.head_dim, config.position.pair_layout
         q_size, kv_size = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
-        self.q_proj = Linear(config.hidden_size, q_size)
-        self.k_proj = Linear(config.hidden_size, kv_size)
-        self.v_proj = Linear(config.hidden_size, kv_size)
-        self.o_proj = Linear(q_size, config.hidden_size)
+        bias = config.attention_bias
+        self.q_proj = Linear(config.hidden_size, q_size, bias=bool(bias))
+        self.k_proj = Linear(config.hidden_size, kv_size, bias=bool(bias))
+        self.v_proj = Linear(config.hidden_size, kv_size, bias=bool(bias))
+        self.o_proj = Linear(q_size, config.hidden_size, bias=bias is True)
         if config.qk_norm:  # Henry et al. 2020; as in Qwen3, before the rotation
             self.q_norm, self.k_norm = (nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps) for _ in range(2))
         else:
@@ -121,10 +122,11 @@ class LinearAttention(Attention):
         weights = (turned_q @ turned_k.mT).tril()
         numerator, key_sums = weights @ v, k.cumsum(dim=-2)
         if cache is not None:
-            states, sums = cache.layers.get(layer, (0.0, 0.0))  # Σ φ(k)ᵀv (B, heads, d, d), Σ φ(k) (B, heads, 1, d)
-            if cache.length:
-                numerator, key_sums = numerator + turned_q @ states, key_sums + sums
-            cache.layers[layer] = (states + turned_k.mT @ v, key_sums[..., -1:, :])
+            state = turned_k.mT @ v
+            if earlier := cache.sums(layer, x.shape[-2]):  # Σ φ(k)ᵀv (B, heads, d, d), Σ φ(k) (B, heads, 1, d)
+                numerator, key_sums = numerator + turned_q @ earlier[0], key_sums + earlier[1]
+                state = state + earlier[0]
+            cache.layers[layer] = (state, key_sums[..., -1:, :])
         normalizer = (q * key_sums).sum(dim=-1, keepdim=True)
         # a row of padding has seen nothing: 0 / 0
         out = (numerator / normalizer.clamp(min=1e-6)).to(x.dtype)

@@ -8,13 +8,14 @@ class Cache:
     """Keys and values of all layers, so that a token's are computed once; or the sums that linear attention keeps.
 
     `length` is the single truth of how many tokens were seen: what lies past it is scratch. The Transformer
-    advances it once a pass. Setting it back forgets the tokens after it, but for the sums, which cannot forget.
+    advances it once a pass. Setting it back forgets the tokens after it; sums cannot forget some, only all.
     """
 
     def __init__(self):
         self.length = 0
         self.positions: Tensor | None = None  # (≥ length,), or (batch, ≥ length) where rows have their own
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # what a layer's attention keeps, rows of the batch first
+        self.summed: dict[int, int] = {}  # how many tokens are in a layer's sums
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Stores k (rotated) and v of shape (batch, heads, T, head_dim) from `length` on.
@@ -30,6 +31,16 @@ class Cache:
         keys[..., self.length : end, :] = k
         values[..., self.length : end, :] = v
         return keys[..., :end, :], values[..., :end, :]
+
+    def sums(self, layer: int, new: int) -> tuple[Tensor, Tensor] | None:
+        """The sums of a layer over the tokens seen, to which the caller adds `new` tokens; None: of none.
+
+        ValueError where they are not over `length` tokens, because it was set back.
+        """
+        if self.length not in (0, seen := self.summed.get(layer, 0)):
+            raise ValueError(f"cache.length is {self.length}, but linear attention has summed {seen} tokens for good")
+        self.summed[layer] = self.length + new
+        return self.layers[layer] if self.length else None
 
     def _grown(self, old: Tensor | None, new: Tensor, end: int) -> Tensor:
         # Twice the room each time, so that decoding copies a token a constant number of times.

@@ -1,29 +1,27 @@
-"""Checkpoint folders: the only file that knows the format, which is Hugging Face's."""
+"""Checkpoint folders, in the format of Hugging Face."""
 
 import hashlib
 import json
 import os
+import re
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from base import InputError, writing
 from model.config import ModelConfig
-from model.transformer import Transformer
-from settings import one_line
+from model.huggingface import check_agreement, read_config, transformers_keys
+from model.transformer import Transformer, with_position
 
 WEIGHTS = "model.safetensors"
 TRAINER = "trainer.pt"
-SUMS = "SHA256SUMS"  # of the two, as `sha256sum --check` reads it: a flipped bit in a weight shows nowhere else
+TOKENIZER = "tokenizer.json"
+SUMS = "SHA256SUMS"  # of the three, as `sha256sum --check` reads it: a flipped bit in a weight shows nowhere else
 MAX_JSON = 2**26  # bytes
-# What older files leave out because it is the default of `transformers`, where that is not ours.
-LLAMA_DEFAULTS = {"tie_word_embeddings": False, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
 
 
 def save_checkpoint(folder: Path, model: Transformer, files: dict[str, str], trainer: dict | None = None) -> None:
@@ -67,7 +65,7 @@ def _write(folder, model, files, trainer):
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
-    sums = [f"{_sum(folder / name)}  {name}\n" for name in (WEIGHTS, TRAINER) if (folder / name).exists()]
+    sums = [f"{_sum(folder / name)}  {name}\n" for name in (WEIGHTS, TRAINER, TOKENIZER) if (folder / name).exists()]
     (folder / SUMS).write_text("".join(sums), encoding="utf-8")
     for path in [*folder.iterdir(), folder]:
         _flush(path)
@@ -85,16 +83,24 @@ def _sum(file):
 
 
 def _check_sum(file):
-    sums = file.with_name(SUMS)  # folders of others have none
-    if sums.is_file() and f"{_sum(file)}  {file.name}" not in sums.read_text("utf-8", "replace").splitlines():
+    sums = file.with_name(SUMS)
+    if not sums.is_file():  # folders of others have none
+        return
+    lines = sums.read_text("utf-8", "replace").splitlines()
+    if file.name == TOKENIZER and not any(line.endswith(f"  {TOKENIZER}") for line in lines):
+        return  # a checkpoint from before it had one
+    if f"{_sum(file)}  {file.name}" not in lines:
         raise InputError(f"{file}: damaged or changed, its SHA-256 is not that in {SUMS}")
 
 
 def find_checkpoint(folder: Path) -> Path:
-    """The checkpoint that a folder means: itself, or the newest of a run folder. InputError if there is none."""
+    """The checkpoint that a folder means: itself, or the newest in it, of a run of ours or of `transformers`' Trainer.
+
+    InputError if there is none.
+    """
     if (folder / "config.json").is_file():
         return folder
-    complete = complete_checkpoints(folder)
+    complete = complete_checkpoints(folder) or _numbered(folder, "checkpoint-")
     if not complete:
         raise InputError(f"{folder}: neither a run folder with a checkpoint nor a checkpoint folder with a config.json")
     return complete[max(complete)]
@@ -102,49 +108,84 @@ def find_checkpoint(folder: Path) -> Path:
 
 def complete_checkpoints(run: Path) -> dict[int, Path]:
     """The complete checkpoints of a run folder, by step."""
-    found = {path.parent.name: path.parent for path in run.glob("checkpoints/step_*/config.json")}
-    return {int(name[5:]): path for name, path in found.items() if name[5:].isdecimal()}
+    return _numbered(run / "checkpoints", "step_")
+
+
+def _numbered(folder, prefix):
+    found = {path.parent.name.removeprefix(prefix): path.parent for path in folder.glob(f"{prefix}*/config.json")}
+    return {int(number): path for number, path in found.items() if number.isdecimal()}
 
 
 def load_checkpoint(
     folder: Path, dtype: torch.dtype = torch.float32, position_options: dict | None = None
 ) -> Transformer:
-    """The model of a checkpoint folder, ours or a Hugging Face Llama's or Qwen3's, on the CPU, with weights in `dtype`.
+    """The model of a checkpoint folder, ours or one of `transformers`, on the CPU, with weights in `dtype`.
 
-    position_options replace those the model was trained with: {"scaling": {…}} reaches past its trained length.
+    position_options replace those the model was trained with, as in `with_position`.
     Raises InputError naming the file where one is missing, cut short, damaged, or not what its config says.
     """
-    config, files = _read_config(folder, position_options or {}), _weight_files(folder)
-    shapes = {name: shape for file in files for name, shape in _shapes(file).items()}
-    _check_sizes(files[0], config, shapes)
+    file, files = folder / "config.json", _weight_files(folder)
+    stored = read_json(file)
+    config, places = read_config(file, stored), _places(files)
+    config = _tied_as_stored(config, places)
+    _check_sizes(files[0], config, {name: shape for name, (_, _, shape) in places.items()})
+    check_agreement(file, stored, config)
     try:
         model = Transformer(config, seed=None)
     except (RuntimeError, TypeError, OverflowError):  # a table of positions that no memory holds
-        raise InputError(f"{folder / 'config.json'}: position {config.position} is too large") from None
+        raise InputError(f"{file}: position {config.position} is too large") from None
     wanted = model.state_dict()
-    tensors: dict[str, Tensor] = {}
+    for name, (place, shown, shape) in places.items():
+        if name not in wanted:
+            raise InputError(f"{place}: holds {shown!r:.80}, which the model in config.json does not have")
+        if shape != (expected := list(wanted[name].shape)):
+            raise InputError(f"{place}: {shown!r:.80} has shape {shape}, its config.json says {expected}")
+    if missing := wanted.keys() - places.keys():
+        raise InputError(f"{folder}: no weights for {', '.join(sorted(missing)[:3])} ({len(missing)} missing)")
+    tensors = {name: tensor for place in files for name, tensor in _tensors(place, places).items()}
+    for place in (*files, folder / TOKENIZER):
+        if place.is_file():
+            _check_sum(place)
+    model.load_state_dict(tensors, assign=True)
+    return with_position(model.to(dtype), position_options) if position_options else model.to(dtype)
+
+
+def _places(files):
+    """Each tensor by its name in the model: the file it is in, its name and its shape there. Reads headers alone."""
+    places = {}
     for file in files:
         with _opened(file) as stored:
-            for outer_name in stored.keys():
-                name, shown = outer_name.removeprefix("model."), f"{outer_name!r:.80}"
-                if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and name not in wanted):
-                    continue  # derived from the config; a copy of the tied embeddings
-                if name not in wanted:
-                    raise InputError(f"{file}: holds {shown}, which a model of its config.json has not")
-                shape, expected = shapes[name], list(wanted[name].shape)
-                if shape != expected:
-                    raise InputError(f"{file}: {shown} has shape {shape}, its config.json says {expected}")
+            for shown in stored.keys():
+                name = _inner_name(shown)
+                if name in places:
+                    raise InputError(f"{file}: holds {shown!r:.80}, which {places[name][0].name} holds too")
+                if not name.endswith("rotary_emb.inv_freq"):  # derived from the config
+                    places[name] = file, shown, stored.get_slice(shown).get_shape()
+    return places
+
+
+def _tensors(file, places):
+    tensors = {}
+    with _opened(file) as stored:
+        for name, (place, shown, _) in places.items():
+            if place == file:
                 # Copied to where torch would put it: elsewhere the last bits of a product may differ.
-                tensors[name] = stored.get_tensor(outer_name).clone()
+                tensors[name] = stored.get_tensor(shown).clone()
                 if tensors[name].dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-                    raise InputError(f"{file}: {shown} holds {tensors[name].dtype}, weights are due")
-    missing = wanted.keys() - tensors.keys()
-    if missing:
-        raise InputError(f"{folder}: no weights for {', '.join(sorted(missing)[:3])} ({len(missing)} missing)")
-    for file in files:
-        _check_sum(file)
-    model.load_state_dict(tensors, assign=True)
-    return model.to(dtype)
+                    raise InputError(f"{file}: {shown!r:.80} is {tensors[name].dtype}, expected floating-point weights")
+    return tensors
+
+
+def _tied_as_stored(config, places):
+    """The config, untied where lm_head differs; of a shared matrix that has either name or both, one place is left."""
+    head, embedding = "lm_head.weight", "embed_tokens.weight"
+    if config.tie_word_embeddings and head in places:
+        if embedding in places:
+            one, other = (_tensors(places[name][0], {name: places[name]})[name] for name in (head, embedding))
+            if one.dtype != other.dtype or not torch.equal(one, other):
+                return config.model_copy(update={"tie_word_embeddings": False})
+        places[embedding] = places.pop(head)
+    return config
 
 
 @contextmanager
@@ -156,11 +197,6 @@ def _opened(file):
             yield stored
     except (SafetensorError, OSError) as error:
         raise InputError(f"{file}: missing, cut short or damaged ({error})") from error
-
-
-def _shapes(file):
-    with _opened(file) as stored:  # reads the header alone
-        return {name.removeprefix("model."): stored.get_slice(name).get_shape() for name in stored.keys()}
 
 
 def _check_sizes(file, config, shapes):
@@ -211,8 +247,13 @@ def _outer_name(name: str) -> str:
     return name if name.startswith(("lm_head.", "position.")) else f"model.{name}"
 
 
+def _inner_name(name: str) -> str:
+    """The model's own name of a tensor, without what `transformers`, DistributedDataParallel and compilers prefix."""
+    return re.sub(r"^((model|module|_orig_mod)\.)+", "", name)
+
+
 def _config_json(config: ModelConfig, files: dict[str, str]) -> dict:
-    tokenizer = json.loads(files.get("tokenizer.json", "{}"))
+    tokenizer = json.loads(files.get(TOKENIZER, "{}"))
     token_ids = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
     names = json.loads(files.get("tokenizer_config.json", "{}"))
     return {
@@ -220,51 +261,14 @@ def _config_json(config: ModelConfig, files: dict[str, str]) -> dict:
         "model_type": "whereabouts",
         **config.model_dump(mode="json"),
         "hidden_act": "silu",
-        "attention_bias": False,
         "mlp_bias": False,
         "attention_dropout": 0.0,
         "bos_token_id": token_ids.get(names.get("bos_token")),
         "eos_token_id": token_ids.get(names.get("eos_token")),
         "pad_token_id": None,
         "torch_dtype": "float32",
-        **config.position.transformers_keys(config),
+        **transformers_keys(config),
     }
-
-
-def _read_config(folder: Path, position_options: dict) -> ModelConfig:
-    file = folder / "config.json"
-    stored = read_json(file)
-    known = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
-    for key, value in known.items():
-        if stored.get(key, value) != value:
-            raise InputError(f"{file}: {key} is {stored[key]!r:.60}, only {value!r} is known here")
-    if "position" not in stored:
-        position, is_qwen3 = _llama_position(file, stored), stored["model_type"] == "qwen3"
-        stored = {**LLAMA_DEFAULTS, **stored, "position": position, "qk_norm": is_qwen3}
-    for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
-        if stored.get(key) is None:
-            raise InputError(f"{file}: has no {key}")
-    if position_options and isinstance(stored["position"], dict):
-        stored["position"] = stored["position"] | position_options
-    try:
-        return ModelConfig(**{key: stored[key] for key in ModelConfig.model_fields if key in stored})
-    except ValidationError as error:
-        raise InputError(f"{file}: {one_line(error)}") from error
-
-
-def _llama_position(file: Path, stored: dict) -> dict:
-    if stored.get("model_type") not in ("llama", "qwen3"):
-        raise InputError(f"{file}: model_type is {stored.get('model_type')!r:.60}, 'llama' and 'qwen3' can be read")
-    rope = {}
-    for key in ("rope_scaling", "rope_parameters"):
-        options = stored.get(key) or {}
-        if not isinstance(options, dict):
-            raise InputError(f"{file}: {key} is {options!r:.60}, not a mapping")
-        rope |= options
-    base = rope.pop("rope_theta", stored.get("rope_theta", 10000.0))
-    rope_type = rope.pop("rope_type", rope.pop("type", "default"))
-    scaling = None if rope_type == "default" else {"rope_type": rope_type, **rope}
-    return {"scheme": "rope", "base": base, "scaling": scaling}
 
 
 def _weight_files(folder: Path) -> list[Path]:

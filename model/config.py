@@ -1,5 +1,6 @@
 """What a model is: its shape, and the options of its positional scheme."""
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -39,27 +40,16 @@ class PositionConfig(FrozenConfig):
     def check(self, model: "ModelConfig") -> None:
         """Raises ValueError where the scheme cannot work with the model's shape."""
 
-    def transformers_keys(self, model: "ModelConfig") -> dict:
-        """config.json keys that make `transformers` compute this scheme; empty where none of its models does."""
-        return {}
+    def rope_parameters(self, model: "ModelConfig") -> dict | None:
+        """`rope_parameters` of `transformers`, {} where nothing turns; None where it has no counterpart."""
+        return None
 
 
 class NoneConfig(PositionConfig):
     """No positions."""
 
-    def transformers_keys(self, model):
-        return architecture_keys(model, [0] * model.num_hidden_layers)
-
-
-def architecture_keys(model: "ModelConfig", rotated: list[int]) -> dict:
-    """config.json keys of the model of `transformers` that rotates in the layers marked 1; empty where it has none."""
-    if model.attention != "softmax" or (model.qk_norm and not all(rotated)):
+    def rope_parameters(self, model):
         return {}
-    if all(rotated):
-        name = "Qwen3" if model.qk_norm else "Llama"
-        return {"model_type": name.lower(), "architectures": [f"{name}ForCausalLM"]}
-    keys = {"no_rope_layers": rotated, "use_sliding_window": False}
-    return {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], **keys}
 
 
 class SinusoidalConfig(PositionConfig):
@@ -251,23 +241,26 @@ class RopeConfig(RotaryConfig):
         """Channels that the ladder is laid over."""
         return 2 * self.turning_pairs(model) if self.partial == "neox" else model.head_dim
 
-    def transformers_keys(self, model):
-        architecture = architecture_keys(model, [int(self.acts_in(n)) for n in range(model.num_hidden_layers)])
-        if not architecture or self.layout != "half" or self.turning_pairs(model) < model.head_dim // 2:
-            return {}  # its Llama would silently rotate whole heads in halves
-        base, scaling = self.base, {"rope_type": "default"}
+    def rope_parameters(self, model):
+        pairs, dim = self.turning_pairs(model), model.head_dim
+        if self.layout != "half" or (pairs < dim // 2 and self.partial != "p_rope"):
+            return None  # its Llama would silently rotate whole heads in halves
+        rope = {"rope_theta": self.base, "rope_type": "default"}
         if isinstance(self.scaling, NtkScalingConfig):  # which is nothing but another base
-            base *= self.scaling.factor ** (model.head_dim / (model.head_dim - 2))
+            rope["rope_theta"] *= self.scaling.factor ** (dim / (dim - 2))
+        elif isinstance(self.scaling, LinearScalingConfig):
+            rope |= {"rope_type": "linear", "factor": self.scaling.factor}
         elif self.scaling is not None:
             length = self.scaling.original_max_position_embeddings or model.max_position_embeddings
-            scaling = self.scaling.model_dump(exclude_none=True) | {"original_max_position_embeddings": length}
-        return {
-            **architecture,
-            # version 4 reads rope_theta and rope_scaling and silently ignores rope_parameters, version 5 reads all
-            "rope_theta": base,
-            **({} if self.scaling is None or base != self.base else {"rope_scaling": scaling}),
-            "rope_parameters": {"rope_theta": base, **scaling},
-        }
+            rope |= self.scaling.model_dump(exclude_none=True) | {"original_max_position_embeddings": length}
+        if pairs < dim // 2:
+            if rope["rope_type"] not in ("default", "linear"):
+                return None
+            share = 2 * pairs / dim
+            if share * dim < 2 * pairs:  # as whole numbers of pairs are cut off there, this would be one too few
+                share = math.nextafter(share, 1)
+            rope |= {"rope_type": "proportional", "partial_rotary_factor": share}
+        return rope
 
 
 POSITION_CONFIGS: dict[str, type[PositionConfig]] = {
@@ -326,6 +319,8 @@ class ModelConfig(FrozenConfig):
     """one matrix for the token embeddings and the output"""
     qk_norm: bool = False
     """RMSNorm of each query and key head (Henry et al. 2020), before the rotation, as in Qwen3"""
+    attention_bias: Literal[False, True, "qkv"] = False
+    """true: biases in the four projections of attention; qkv: in all but the output's, as in Qwen2"""
     attention: Literal["softmax", "linear"] = "softmax"
     """softmax over the scores, or linear attention with elu + 1 (Katharopoulos et al. 2020)"""
     position: SerializeAsAny[PositionConfig] = RopeConfig(scheme="rope")
@@ -357,3 +352,14 @@ class ModelConfig(FrozenConfig):
             raise ValueError(f"num_key_value_heads {groups} must divide num_attention_heads {heads}")
         self.position.check(self)
         return self
+
+    def with_position(self, options: dict) -> "ModelConfig":
+        """The same with some options of the positional scheme replaced.
+
+        ValueError: what the scheme refuses, or a scaling where the model was trained with another.
+        """
+        position = self.position.model_dump()
+        if options.get("scaling") and (trained := position.get("scaling")):
+            stored = {key: value for key, value in trained.items() if value is not None}
+            raise ValueError(f"position.scaling: the model was trained with {stored}, no other can take its place")
+        return ModelConfig(**{**self.model_dump(), "position": position | options})

@@ -10,30 +10,31 @@ FEW = 16  # rows
 PARTS = 16  # of the weight's rows at most, for the threads
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x Wᵀ of x (…, in) and W (out, in): (…, out).
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b of x (…, in), W (out, in) and b (out,): (…, out).
 
     With few rows only reading the weight counts, and BLAS does it badly: on a CPU in float32 parts of the weight times
     the rows as columns are up to three times as fast. In half precision, and on a GPU, it is the other way round.
     """
     if x.shape[:-1].numel() > FEW or weight.element_size() < 4 or weight.device.type != "cpu":
-        return F.linear(x, weight)
+        return F.linear(x, weight, bias)
     parts = weight.unflatten(0, (math.gcd(PARTS, len(weight)), -1))
     columns = x.flatten(0, -2).mT.expand(len(parts), -1, -1)
-    return torch.bmm(parts, columns).flatten(0, 1).mT.contiguous().view(*x.shape[:-1], len(weight))
+    out = torch.bmm(parts, columns).flatten(0, 1).mT.contiguous().view(*x.shape[:-1], len(weight))
+    return out if bias is None else out + bias.to(out.dtype)  # which autocast may have made half precision
 
 
 class Linear(nn.Linear):
-    """A projection without a bias; its weight is for `Transformer.init_weights` to draw."""
+    """A projection, without a bias unless asked; what it holds is for `Transformer.init_weights` to fill."""
 
-    def __init__(self, in_features: int, out_features: int):
-        super().__init__(in_features, out_features, bias=False)
+    def __init__(self, in_features: int, out_features: int, bias: bool = False):
+        super().__init__(in_features, out_features, bias=bias)
 
     def reset_parameters(self) -> None:
         """Leaves the global random state alone."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight)
+        return linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Embedding):

@@ -76,6 +76,7 @@ class Transformer(nn.Module):
         | Linear, Embedding                           | N(0, initializer_range²)                         |
         | o_proj, down_proj, which end residual paths | N(0, initializer_range² / (2 num_hidden_layers)) |
         | RMSNorm                                     | 1                                                |
+        | biases                                      | 0                                                |
         | bare parameters of a positional scheme      | the constants its class gives them               |
         """
         generator = torch.Generator().manual_seed(seed)
@@ -87,6 +88,8 @@ class Transformer(nn.Module):
                 paths = 2 * self.config.num_hidden_layers if ends_residual_path else 1
                 std = self.config.initializer_range / paths**0.5
                 module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * std)
+                if getattr(module, "bias", None) is not None:
+                    module.bias.zero_()
 
     def forward(
         self,
@@ -150,15 +153,15 @@ def with_position(model: Transformer, options: dict) -> Transformer:
     """Another model on the same weights, without a copy, with some options of its scheme replaced.
 
     {"scaling": {"rope_type": "yarn", "factor": 4}} reaches past the trained length. InputError: what the scheme
-    refuses, or what asks for other position parameters than the model has.
+    refuses, a scaling in place of one trained with, or what asks for other position parameters than the model has.
     """
-    position = {**model.config.position.model_dump(), **options}
     try:
-        config = ModelConfig(**{**model.config.model_dump(), "position": position})
-        other = Transformer(config, seed=None)
+        other = Transformer(model.config.with_position(options), seed=None)
         other.load_state_dict(model.state_dict(), assign=True)
     except ValidationError as error:
         raise InputError(one_line(error)) from None
+    except ValueError as error:
+        raise InputError(str(error)) from None
     except RuntimeError:
         raise InputError(f"position: {options} asks for other parameters than the model has") from None
     return other

@@ -84,14 +84,14 @@ def tiny_config():
 
 @pytest.fixture
 def tiny_model(tiny_config):
-    """Makes a model whose position parameters and norms have left their initial values, as after training."""
+    """Makes a model whose position parameters, norms and biases have left their initial values, as after training."""
 
     def build(scheme="rope", dtype=torch.float64, seed=0, **changes) -> Transformer:
         model = Transformer(tiny_config(scheme, **changes), seed)
         generator = torch.Generator().manual_seed(seed + 1)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if "norm" in name or name.startswith("position."):
+                if "norm" in name or name.startswith("position.") or name.endswith(".bias"):
                     parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
         return model.to(dtype)
 

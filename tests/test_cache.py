@@ -44,6 +44,19 @@ def test_left_padded_rows_are_decoded_as_single_ones(scheme, tiny_model, tokens)
         torch.testing.assert_close(logits[row, pad:], model(ids[row : row + 1, pad:])[0], **TIGHT)
 
 
+def test_the_sums_of_linear_attention_forget_all_tokens_or_none(tiny_model, tokens):
+    """With a few of them taken back, the logits would be wrong without a word."""
+    model, ids, other, cache = tiny_model(attention="linear"), tokens(2, 9), tokens(2, 9, seed=1), Cache()
+    model(ids, cache)
+    for length in (8, 10):
+        cache.length = length
+        with pytest.raises(ValueError, match=f"cache.length is {length}, but linear attention has summed 9 tokens"):
+            model(ids[:, :1], cache)
+    cache.length = 0
+    logits = [model(chunk, cache) for chunk in other.split([4, 5], dim=1)]
+    torch.testing.assert_close(torch.cat(logits, dim=1), model(other), **TIGHT)
+
+
 def test_setting_the_length_back_forgets_the_positions_of_rows(tiny_model, tokens):
     model, ids, cache = tiny_model("rope"), tokens(2, 8), Cache()
     positions = torch.arange(8) - torch.tensor([[2], [0]])

@@ -11,12 +11,14 @@ import time
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from safetensors.torch import load_file, save_file, save_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from base import InputError
 from data.tokenizer import TokenizerConfig, tokenizer_files, train_tokenizer
 from model.checkpoint import find_checkpoint, load_checkpoint, load_trainer, save_checkpoint
+from model.config import ModelConfig
+from model.generation import generate
 
 FILES = ["SHA256SUMS", "config.json", "model.safetensors"]
 HEADS = [(4, 4), (4, 2), (4, 1)]  # query heads, key and value heads
@@ -32,7 +34,7 @@ def saved(tiny_model, tmp_path):
 
 @pytest.fixture
 def llama_folder(tmp_path):
-    """Makes a folder as `transformers` saves it; returns it and the model."""
+    """Makes a folder as `transformers` saves it, biases not zero; returns it and the model."""
 
     def save(shard_size="1GB", kind="llama", **changes):
         shape = dict(vocab_size=48, hidden_size=32, intermediate_size=72, num_hidden_layers=2, num_attention_heads=4)
@@ -40,6 +42,9 @@ def llama_folder(tmp_path):
         with torch.random.fork_rng():
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**shape, **changes})).eval()
+            for name, parameter in model.named_parameters():
+                if name.endswith(".bias"):
+                    torch.nn.init.normal_(parameter)
         model.save_pretrained(tmp_path / "llama", max_shard_size=shard_size)
         return tmp_path / "llama", model
 
@@ -104,17 +109,21 @@ def test_further_files_and_the_trainer_come_back(saved):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("name, qk_norm, theirs_is", [
-    ("rope", False, "LlamaForCausalLM"), ("none", False, "SmolLM3ForCausalLM"), ("rope", True, "Qwen3ForCausalLM")
+@pytest.mark.parametrize("name, options, theirs_is", [
+    ("rope", {}, "LlamaForCausalLM"), ("rope", {"attention_bias": True}, "LlamaForCausalLM"),
+    ("rope", {"attention_bias": "qkv"}, "Qwen2ForCausalLM"),
+    ("rope", {"qk_norm": True}, "Qwen3ForCausalLM"),
+    ("rope", {"qk_norm": True, "attention_bias": True}, "Qwen3ForCausalLM"),
+    ("none", {}, "SmolLM3ForCausalLM"), ("none", {"attention_bias": True}, "SmolLM3ForCausalLM"),
 ])  # fmt: skip
 @pytest.mark.parametrize("heads, kv_heads", HEADS)
 def test_transformers_opens_our_folder_with_equal_logits(
-    name, qk_norm, theirs_is, heads, kv_heads, tied, tiny_model, tokens, tmp_path
+    name, options, theirs_is, heads, kv_heads, tied, tiny_model, tokens, tmp_path
 ):
     """Missing weights only warn there: nothing may be missing, unexpected or of another shape."""
     position = {"scheme": "rope", "base": 500.0} if name == "rope" else name
     shape = dict(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=12, rms_norm_eps=1e-3)
-    model = tiny_model(position, torch.float32, tie_word_embeddings=tied, qk_norm=qk_norm, **shape)
+    model = tiny_model(position, torch.float32, tie_word_embeddings=tied, **options, **shape)
     save_checkpoint(tmp_path / "c", model, {})
     theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path / "c", output_loading_info=True)
     assert not any(info.values()), info
@@ -136,6 +145,10 @@ def test_transformers_does_not_open_what_it_would_compute_otherwise(scheme, tiny
     {"scheme": "none", "attention": "linear"},
     {"scheme": "none", "qk_norm": True},
     {"scheme": {"scheme": "rope", "every": 2}, "qk_norm": True},
+    {"scheme": "none", "attention_bias": "qkv"},
+    {"scheme": "rope", "attention_bias": "qkv", "qk_norm": True},
+    {"scheme": {"scheme": "rope", "fraction": 0.5}},
+    {"scheme": {"scheme": "rope", "fraction": 0.5, "partial": "p_rope", "scaling": {"rope_type": "yarn", "factor": 2}}},
 ])  # fmt: skip
 def test_transformers_does_not_open_other_attention_as_its_own(options, tiny_model, tmp_path):
     save_checkpoint(tmp_path / "c", tiny_model(**options, dtype=torch.float32), {})
@@ -151,15 +164,67 @@ def test_token_ids_of_the_text_s_ends_are_written(tiny_model, tmp_path):
     assert (stored["bos_token_id"], stored["eos_token_id"]) == (256, 256)
 
 
+def test_a_padded_batch_in_transformers_gives_each_prompt_its_own_text(tiny_model, tmp_path):
+    """Batches need a pad token, and padding on the left where the text goes on at the right."""
+    tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
+    model = tiny_model(dtype=torch.float32, vocab_size=257)
+    save_checkpoint(tmp_path / "c", model, tokenizer_files(tokenizer))
+    prompts = ["a", "It was a dark"]
+    alone = []
+    for prompt in prompts:
+        ids = torch.tensor(tokenizer.encode(prompt).ids)
+        alone.append([id.item() for id in generate(model, ids, 8, temperature=0)])
+    writer = pipeline("text-generation", str(tmp_path / "c"))
+    texts = writer(prompts, batch_size=2, max_new_tokens=8, do_sample=False, return_full_text=False)
+    assert [text[0]["generated_text"] for text in texts] == [tokenizer.decode(ids) for ids in alone]
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "c")
+    batch = theirs(prompts, padding=True, return_tensors="pt")
+    assert writer.model.generate(**batch, max_new_tokens=8, do_sample=False)[:, -8:].tolist() == alone
+
+
+@pytest.mark.parametrize("original, stored", [(None, None), (256, None), (64, 64)])
+def test_the_original_length_of_yarn_is_stored_where_it_is_not_the_default(original, stored, tiny_model, tmp_path):
+    """Given it in rope_scaling, versions 4.51 to 4.55 of transformers compute with a factor of their own."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": original}
+    save_checkpoint(tmp_path / "c", tiny_model({"scheme": "rope", "scaling": scaling}), {})
+    config = json.loads((tmp_path / "c" / "config.json").read_text())
+    assert config["rope_scaling"].get("original_max_position_embeddings") == stored
+    assert config["rope_parameters"]["original_max_position_embeddings"] == original or 256
+
+
+@pytest.mark.parametrize("head_dim", [6, 64, 98, 100])
+def test_the_share_of_turning_pairs_survives_how_transformers_rounds_it(head_dim):
+    """0.58 of 50 pairs are 28.999999999999996 there, of which it takes the whole part."""
+    for pairs in range(1, head_dim // 2):
+        position = {"scheme": "rope", "partial": "p_rope", "fraction": 2 * pairs / head_dim}
+        config = ModelConfig(head_dim=head_dim, position=position)
+        share = config.position.rope_parameters(config)["partial_rotary_factor"]
+        assert int(share * head_dim // 2) == config.position.turning_pairs(config) == pairs
+
+
 # We read those of transformers
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind, options", [
+    ("llama", {}), ("llama", {"attention_bias": True}),
+    ("qwen2", {}),
+    ("qwen3", {}), ("qwen3", {"attention_bias": True}),
+    ("mistral", {"sliding_window": None}),
+    ("smollm3", {"no_rope_layers": [1, 0]}), ("smollm3", {"no_rope_layer_interval": 1, "attention_bias": True}),
+    ("smollm3", {"no_rope_layer_interval": 9}),
+], ids=str)  # fmt: skip
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("heads, kv_heads", HEADS)
-def test_a_model_of_transformers_gives_equal_logits(heads, kv_heads, tied, kind, llama_folder, tokens):
-    shape = dict(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=8)
-    folder, theirs = llama_folder(kind=kind, tie_word_embeddings=tied, rms_norm_eps=1e-3, **shape)
+def test_a_model_of_transformers_gives_equal_logits(heads, kv_heads, tied, kind, options, llama_folder, tokens):
+    shape = dict(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=12, pad_token_id=None)
+    folder, theirs = llama_folder(kind=kind, tie_word_embeddings=tied, rms_norm_eps=1e-3, **shape, **options)
+    assert_same_logits(load_checkpoint(folder), theirs, tokens)
+
+
+@pytest.mark.parametrize("options", [{}, {"factor": 3.0}, {"partial_rotary_factor": 0.7}], ids=str)
+def test_a_llama_that_rotates_its_fast_pairs_alone_gives_equal_logits(options, llama_folder, tokens):
+    rope = {"rope_type": "proportional", "rope_theta": 300.0, "partial_rotary_factor": 0.5, **options}
+    folder, theirs = llama_folder(rope_parameters=rope)
     assert_same_logits(load_checkpoint(folder), theirs, tokens)
 
 
@@ -178,6 +243,133 @@ def test_an_older_llama_folder_gives_equal_logits(llama_folder, tokens):
     edit(folder / "config.json", **older)
     edit_weights(folder, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
     assert_same_logits(load_checkpoint(folder), theirs, tokens)
+
+
+@pytest.mark.parametrize("kind, left_out", [
+    ("smollm3", ["tie_word_embeddings", "rms_norm_eps", "rope_parameters"]), ("qwen3", ["head_dim", "rms_norm_eps"]),
+])  # fmt: skip
+def test_what_a_file_leaves_out_is_the_default_of_its_type(kind, left_out, llama_folder, tokens):
+    """Version 4 does not write a SmolLM3's tie, and its base is not that of a Llama."""
+    shape = dict(head_dim=128, tie_word_embeddings=kind == "smollm3", rms_norm_eps=1e-6, pad_token_id=None)
+    folder, theirs = llama_folder(kind=kind, num_attention_heads=2, **shape)
+    edit(folder / "config.json", **dict.fromkeys(left_out))
+    assert_same_logits(load_checkpoint(folder), theirs, tokens)
+
+
+def test_a_shared_matrix_may_be_stored_under_either_name_or_both(llama_folder, tokens):
+    """safetensors' save_model keeps one name of the two, some trainers both."""
+    folder, theirs = llama_folder(tie_word_embeddings=True)
+    embedding = theirs.model.embed_tokens.weight.detach()
+    save_model(theirs, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "model.embed_tokens.weight" not in load_file(folder / "model.safetensors")
+    for both in (False, True):
+        edit_weights(folder, **({"model.embed_tokens.weight": embedding.clone()} if both else {}))
+        model = load_checkpoint(folder)
+        assert model.config.tie_word_embeddings
+        assert_same_logits(model, theirs, tokens)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_output_layer_of_its_own_makes_a_tied_model_untied(llama_folder, tokens):
+    """As version 5 of transformers has it."""
+    folder, theirs = llama_folder(tie_word_embeddings=True)
+    edit_weights(folder, **{"lm_head.weight": 0.2 * torch.randn(48, 32, generator=torch.Generator().manual_seed(1))})
+    theirs = AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert not load_checkpoint(folder).config.tie_word_embeddings
+    assert_same_logits(load_checkpoint(folder), theirs, tokens)
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "_orig_mod.model.", "module.model.", "module._orig_mod."])
+def test_weights_saved_from_inside_a_wrapper_are_found(prefix, saved, tokens):
+    before = load_checkpoint(saved)
+    tensors = load_file(saved / "model.safetensors")
+    tensors = {prefix + name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save_file(tensors, saved / "model.safetensors")
+    (saved / "SHA256SUMS").unlink()
+    assert torch.equal(load_checkpoint(saved)(tokens(1, 9)), before(tokens(1, 9)))
+
+
+def test_two_tensors_for_one_place_are_refused(saved):
+    edit_weights(saved, **{"norm.weight": torch.ones(32)})
+    message = refusal(load_checkpoint, saved)
+    assert str(saved / "model.safetensors") in message and "norm.weight" in message
+
+
+# Ours, saved by transformers
+
+
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize("ours, change", [
+    ({}, {}),
+    ({}, {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}),
+    ({}, {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
+    ({}, {"rope_parameters": {"rope_type": "llama3", "rope_theta": 50.0, "factor": 4.0, **LLAMA3}}),
+    ({"fraction": 0.5, "partial": "p_rope"}, {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}),
+    ({"scaling": {"rope_type": "ntk", "factor": 2.0}}, {}),
+    ({"scaling": {"rope_type": "yarn", "factor": 2.0}}, {"max_position_embeddings": 1024}),
+    ({"scaling": {"rope_type": "yarn", "factor": 2.0}}, {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}),
+    ({"every": 2}, {}),
+    ({"every": 2}, {"no_rope_layers": [1, 0]}),
+    ({"every": 2}, {"no_rope_layers": [0, 0]}),
+], ids=str)  # fmt: skip
+def test_what_was_changed_in_transformers_is_what_counts(ours, change, tiny_model, tokens, tmp_path):
+    """Its save hands on our own keys as they were."""
+    model = tiny_model({"scheme": "rope", **ours}, torch.float32)
+    save_checkpoint(tmp_path / "c", model, {})
+    config = AutoConfig.from_pretrained(tmp_path / "c")
+    for key, value in change.items():
+        setattr(config, key, value)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "c", config=config).eval()
+    theirs.save_pretrained(tmp_path / "tuned")
+    assert "position" in json.loads((tmp_path / "tuned" / "config.json").read_text())
+    assert_same_logits(load_checkpoint(tmp_path / "tuned"), theirs, tokens)
+    if change and "max_position_embeddings" not in change:
+        assert (theirs(tokens(2, 40)).logits - model(tokens(2, 40))).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"rope_theta": 50.0}, ["rope_theta", "50.0", "10000.0"]),
+    ({"rope_theta": 50.0, "rope_parameters": {"rope_theta": 50.0}}, ["rope_theta", "50.0", "10000.0", "position"]),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, ["rope_type", "'linear'", "'default'"]),
+    ({"rope_scaling": {}, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}, ["'linear'", "'default' outside"]),
+    ({"position": {"scheme": "rope", "base": 50.0}}, ["rope_theta", "50.0", "10000.0", "position"]),
+    ({"position": "none"}, ["model_type", "'llama'", "'smollm3'"]),
+    ({"qk_norm": True}, ["model_type", "'llama'", "'qwen3'"]),
+    ({"model_type": "qwen2"}, ["model_type", "'llama'", "'qwen2'"]),
+])  # fmt: skip
+def test_a_file_that_says_two_things_is_refused_naming_both(changes, words, saved):
+    """By hand, or by version 4 of transformers, which keeps version 5's keys as it keeps ours."""
+    edit(saved / "config.json", **changes)
+    message = refusal(load_checkpoint, saved)
+    assert all(word in message for word in [str(saved / "config.json"), *words]), message
+
+
+@pytest.mark.parametrize("position, model_type, keys", [
+    ({"scheme": "rope"}, "llama", {}),
+    ({"scheme": "rope", "scaling": {"rope_type": "yarn", "factor": 2.0}}, "llama",
+     {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                       "original_max_position_embeddings": 256}}),
+    ({"scheme": "rope", "fraction": 0.5, "partial": "p_rope"}, "whereabouts",
+     {"rope_parameters": None, "rope_scaling": None, "rope_theta": None}),
+])  # fmt: skip
+def test_checkpoints_of_earlier_versions_load(position, model_type, keys, tiny_model, tmp_path):
+    """Which had no biases, no sum of the tokenizer, and wrote other keys for transformers."""
+    model = tiny_model(position, torch.float32)
+    save_checkpoint(tmp_path / "c", model, {"tokenizer.json": "{}"})
+    edit(tmp_path / "c" / "config.json", attention_bias=False, model_type=model_type, **keys)
+    sums = (tmp_path / "c" / "SHA256SUMS").read_text().splitlines(keepends=True)
+    (tmp_path / "c" / "SHA256SUMS").write_text(sums[0])
+    (tmp_path / "c" / "tokenizer.json").write_text("{ }")
+    assert load_checkpoint(tmp_path / "c").config == model.config
+
+
+def test_linear_attention_that_an_earlier_version_called_a_llama_stays_linear(tiny_model, tmp_path):
+    model = tiny_model(attention="linear", dtype=torch.float32)
+    save_checkpoint(tmp_path / "c", model, {})
+    edit(tmp_path / "c" / "config.json", model_type="llama", rope_theta=10000.0)
+    assert load_checkpoint(tmp_path / "c").config == model.config
 
 
 # Broken folders
@@ -239,7 +431,6 @@ def test_a_config_that_is_no_mapping_is_refused(saved, content):
     "key, value",
     [
         ("hidden_act", "gelu"),
-        ("attention_bias", True),
         ("mlp_bias", True),
         ("use_sliding_window", True),
         ("model_type", "gpt2"),
@@ -252,6 +443,16 @@ def test_a_config_that_is_no_mapping_is_refused(saved, content):
         ("vocab_size", None),
         ("num_hidden_layers", None),
         ("model_type", None),
+        ("model_type", ["llama"]),
+        ("model_type", "mistral"),  # whose window is 4096 tokens unless it says null
+        ("model_type", "smollm3"),  # whose no_rope_layers are missing
+        ("layer_types", ["full_attention", "sliding_attention"]),
+        ("layer_types", 2),
+        ("partial_rotary_factor", 0.5),
+        ("partial_rotary_factor", float("nan")),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
+        ("rope_parameters", {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": float("nan")}),
+        ("rope_parameters", {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.01}),
     ],
 )
 def test_a_llama_that_we_would_compute_otherwise_is_refused(llama_folder, key, value):
@@ -259,7 +460,10 @@ def test_a_llama_that_we_would_compute_otherwise_is_refused(llama_folder, key, v
     edit(folder / "config.json", **{"rope_parameters": None, "rope_theta": 1e4, key: value})
     message = refusal(load_checkpoint, folder)
     assert str(folder / "config.json") in message
-    assert value is None or key in message or "rope_type" in message
+    named = {"rope_parameters": ["partial_rotary_factor", "position"], "mistral": ["sliding_window"]}
+    named |= {"smollm3": ["no_rope_layers"], "rope_scaling": ["rope_type", "rope_scaling"]}
+    expected = named.get(str(value), named.get(key, [key]))
+    assert value is None or any(word in message for word in expected), message
 
 
 def test_an_unknown_scheme_is_refused(saved):
@@ -285,6 +489,18 @@ def test_a_run_folder_means_its_newest_complete_checkpoint(saved, tmp_path):
     assert str(tmp_path / "no") in refusal(find_checkpoint, tmp_path / "no")
 
 
+def test_a_folder_of_transformers_trainer_means_its_newest_checkpoint(llama_folder, tokens, tmp_path):
+    """By number, not by name; and a model saved beside them is what the folder means."""
+    folder, theirs = llama_folder()
+    for step in (90, 1000, 500):
+        shutil.copytree(folder, tmp_path / "out" / f"checkpoint-{step}")
+    (tmp_path / "out" / "checkpoint-2000").mkdir()
+    shutil.copytree(folder, tmp_path / "out" / "checkpoint-best")
+    assert find_checkpoint(tmp_path / "out") == tmp_path / "out" / "checkpoint-1000"
+    shutil.copy(folder / "config.json", tmp_path / "out")
+    assert find_checkpoint(tmp_path / "out") == tmp_path / "out"
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer.pt"])
 def test_a_flipped_bit_in_a_tensor_is_seen(saved, name):
     """It leaves the file as readable as it was."""
@@ -295,6 +511,16 @@ def test_a_flipped_bit_in_a_tensor_is_seen(saved, name):
     assert f"{saved / name}: damaged or changed" in refusal(load, saved)
     (saved / "SHA256SUMS").unlink()  # folders of others have none
     load_checkpoint(saved)
+
+
+def test_a_tokenizer_that_is_not_the_checkpoint_s_is_refused(tiny_model, tmp_path):
+    """Its text would be nonsense, and a run resumed with it would be lost."""
+    folder = tmp_path / "c"
+    save_checkpoint(folder, tiny_model(dtype=torch.float32), {"tokenizer.json": "{}"})
+    (folder / "tokenizer.json").write_text("{ }")
+    assert f"{folder / 'tokenizer.json'}: damaged or changed" in refusal(load_checkpoint, folder)
+    (folder / "SHA256SUMS").write_text("")
+    assert str(folder / "model.safetensors") in refusal(load_checkpoint, folder)
 
 
 def test_the_sums_are_those_of_sha256sum(saved):

@@ -97,7 +97,7 @@ def test_the_shortest_schedules(schedule):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("scheme", [*POSITIONS, "throwaway"])
 def test_only_matrices_decay(scheme, tied, monkeypatch):
-    """Without a gradient AdamW moves what it decays, and nothing else: no norm, embedding or position parameter."""
+    """Without a gradient AdamW moves what it decays, and nothing else: no norm, bias, embedding, position parameter."""
 
     class Throwaway(Position):
         def __init__(self, config):
@@ -105,7 +105,7 @@ def test_only_matrices_decay(scheme, tied, monkeypatch):
             self.table, self.mix, self.bare = nn.Embedding(4, 4), nn.Linear(4, 4), nn.Parameter(torch.ones(3, 3))
 
     monkeypatch.setitem(POSITIONS, "throwaway", Throwaway)
-    model = tiny_model(position=scheme, tie_word_embeddings=tied)
+    model = tiny_model(position=scheme, tie_word_embeddings=tied, attention_bias=True)
     for parameter in model.parameters():
         parameter.data.fill_(1.0)
         parameter.grad = torch.zeros_like(parameter)

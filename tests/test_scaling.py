@@ -7,8 +7,11 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from base import InputError
+from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import ModelConfig
 from model.position import build_position, ladder
+from model.transformer import with_position
 
 # d = 64, base 10,000, L = 2,048, s = 4, computed in float64 by an independent program
 REFERENCE = {
@@ -119,3 +122,16 @@ def test_ntk_is_another_base():
     theta, _ = scaled(64, 10000.0, 2048, rope_type="ntk", factor=4)
     assert torch.allclose(theta, ladder(64, 10000.0 * 4 ** (64 / 62)), rtol=1e-13)
     assert math.isclose(10000.0 * 4 ** (64 / 62), 41829.36592889948, rel_tol=1e-14)
+
+
+@pytest.mark.parametrize("rope_type", ["linear", "yarn"])
+def test_no_scaling_takes_the_place_of_one_that_was_trained_with(rope_type, tiny_model, tokens, tmp_path):
+    """The frequencies would be none that the model has ever seen. Left out it may be."""
+    trained = {"scheme": "rope", "scaling": {"rope_type": "llama3", "factor": 8.0}}
+    model, ids = tiny_model(trained, torch.float32), tokens(1, 30)
+    save_checkpoint(tmp_path / "c", model, {})
+    other = {"scaling": {"rope_type": rope_type, "factor": 1.0}}
+    for refuses in (lambda: with_position(model, other), lambda: load_checkpoint(tmp_path / "c", torch.float32, other)):
+        with pytest.raises(InputError, match="position.scaling: .*'llama3'"):
+            refuses()
+    assert torch.equal(with_position(model, {"scaling": None})(ids), tiny_model("rope", torch.float32)(ids))

@@ -13,12 +13,16 @@ BIAS = torch.tensor([1.5, -2.0, 0.25, 3.0])[:, None, None].expand(4, 3, 3)
 def test_initial_weights_are_those_of_the_table(tied, tiny_config):
     """No residual scaling, a norm or a tied matrix drawn by another rule."""
     config = tiny_config(
-        hidden_size=128, num_hidden_layers=8, vocab_size=300, initializer_range=0.02, tie_word_embeddings=tied
-    )
+        hidden_size=128, num_hidden_layers=8, vocab_size=300, initializer_range=0.02, tie_word_embeddings=tied,
+        attention_bias=True,
+    )  # fmt: skip
     residual_ends = 0
     for name, weight in Transformer(config, seed=3).named_parameters():
         if "norm" in name:
             assert torch.equal(weight, torch.ones_like(weight)), name
+            continue
+        if name.endswith(".bias"):
+            assert torch.equal(weight, torch.zeros_like(weight)), name
             continue
         ends_residual = name.split(".")[-2] in ("o_proj", "down_proj")
         residual_ends += ends_residual
