@@ -1,7 +1,8 @@
 """Sampling: from logits to probabilities, to a token, to a text."""
 
 import copy
-from collections.abc import Iterator
+import random
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -36,15 +37,24 @@ def probabilities(logits: Tensor, temperature: float, top_k: int | None, top_p: 
 
 def sample_token(
     logits: Tensor,
+    generators: list[torch.Generator],
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    generator: torch.Generator | None = None,
 ) -> Tensor:
-    """(B,) token ids, each drawn for itself from logits (B, V). Temperature 0 takes the likeliest."""
+    """(B,) token ids, each drawn for itself from logits (B, V), with a generator a row.
+
+    Temperature 0 takes the likeliest. Else it is the first to arrive, each after an exponential time with its
+    probability as the rate: unlike a place among cumulative sums, this depends on the last bits of the logits only
+    where two arrive together.
+    """
     if temperature == 0:
         return logits.argmax(dim=-1)
-    return torch.multinomial(probabilities(logits, temperature, top_k, top_p), 1, generator=generator).squeeze(-1)
+    probs = probabilities(logits, temperature, top_k, top_p)
+    times = torch.empty_like(probs)
+    for row, generator in zip(times, generators):
+        row.exponential_(generator=generator)
+    return (probs / times).argmax(dim=-1)
 
 
 def prefill(model: Transformer, input_ids: Tensor, cache: Cache) -> Tensor:
@@ -70,33 +80,40 @@ def generate(
     top_p: float | None = None,
     num_samples: int = 1,
     seed: int = 0,
-    stop_ids: tuple[int, ...] = (),
-    vocab_size: int | None = None,
+    stop_ids: Iterable[int] = (),
+    token_ids: Iterable[int] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Iterator[Tensor]:
-    """Yields the (num_samples,) ids of each new position after one prompt (T,).
+    """Yields the (num_samples,) ids of each new position after one prompt (T,); -1 in a row from its stop token on.
 
-    The prompt is read once for all samples. A row that has drawn one of stop_ids goes on with the first of them; the
-    end comes when all rows have, or after max_new_tokens.
-    vocab_size: ids from there on, which pad the output layer, are never drawn.
+    The prompt is read once for all samples; the end comes when all rows have ended, or after max_new_tokens.
+    A row's random numbers depend on the seed and its index alone. So do its tokens, except where two are so close that
+    the last bits of the logits decide, which may change with the number of rows.
+    stop_ids: each of them ends the row that draws it.
+    token_ids: those that may be drawn beside stop_ids, as others only pad the output layer; None: all.
     dtype: of the weights while tokens are made; None: as they are. On a CPU the prompt is read with the model's own:
     products of many rows in bfloat16 are slow there, those of one row wait for the memory only.
     InputError where the model's logits are not finite.
     """
-    generator = torch.Generator(input_ids.device).manual_seed(seed)
+    device, vocab_size = input_ids.device, model.config.vocab_size
+    seeds = [random.Random(f"{seed} {row}").getrandbits(63) for row in range(num_samples)]
+    generators = [torch.Generator(device).manual_seed(each) for each in seeds]
+    is_stop = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+    is_stop[list(stop_ids)] = True
+    barred = torch.zeros(vocab_size, device=device)
+    if token_ids is not None:
+        barred.fill_(float("-inf"))[list(token_ids)] = 0.0
+        barred[is_stop] = 0.0
     cache, light = Cache(), decoder(model, dtype)
-    logits = prefill(model if input_ids.device.type == "cpu" else light, input_ids, cache).expand(num_samples, -1)
+    logits = prefill(model if device.type == "cpu" else light, input_ids, cache).expand(num_samples, -1)
     cache.repeat(num_samples)
-    stops = torch.tensor(stop_ids, dtype=torch.long, device=input_ids.device)
-    done = torch.zeros(num_samples, dtype=torch.bool, device=input_ids.device)
+    done = torch.zeros(num_samples, dtype=torch.bool, device=device)
     for made in range(1, max_new_tokens + 1):
         if not torch.isfinite(logits).all():
             raise InputError("the model's logits are not finite: its weights are damaged, or training went astray")
-        ids = sample_token(logits[:, :vocab_size], temperature, top_k, top_p, generator)
-        if stop_ids:
-            ids = torch.where(done, stops[0], ids)
-            done |= torch.isin(ids, stops)
-        yield ids
+        ids = sample_token(logits + barred, generators, temperature, top_k, top_p)
+        done |= is_stop[ids]
+        yield ids.masked_fill(done, -1)
         if made == max_new_tokens or done.all():
             return
         logits = light(ids[:, None], cache)[:, -1]

@@ -155,6 +155,7 @@ def test_an_empty_prompt_where_no_token_can_begin(run, tmp_path, capsys):
     copy = shutil.copytree(run / "checkpoints" / "step_000002", tmp_path / "copy")
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "bos_token_id": None}))
+    (copy / "tokenizer_config.json").unlink()
     assert "--prompt" in refusal(capsys, generate, copy)
     assert call(generate, copy, "--prompt", "the", "--max-new-tokens", 1) == 0
 

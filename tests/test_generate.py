@@ -1,4 +1,5 @@
 import io
+import itertools
 import json
 import shutil
 import sys
@@ -9,11 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import generate as program
+import sampling
 from data.tokenizer import load_tokenizer
 from model import generation
 from model.checkpoint import load_checkpoint
 from model.generation import generate
-from tiny import TEXT, call, run_config
+from tiny import call, run_config
 from training.loop import train
 
 
@@ -40,7 +42,7 @@ def test_stdout_has_the_text_and_nothing_else(output, run):
     folder = run / "checkpoints" / "step_000020"
     tokenizer, model = load_tokenizer(folder), load_checkpoint(folder)
     prompt = torch.tensor(tokenizer.encode("that the").ids)
-    settings = {"temperature": 0.9, "top_k": 5, "top_p": 0.95, "seed": 3, "vocab_size": tokenizer.get_vocab_size()}
+    settings = {"temperature": 0.9, "top_k": 5, "top_p": 0.95, "seed": 3}
     ids = [step.item() for step in generate(model, prompt, 8, **settings)]
     arguments = "--max-new-tokens 8 --temperature 0.9 --top-k 5 --top-p 0.95 --seed 3".split()
     got = output("--prompt", "that the", *arguments)
@@ -82,9 +84,53 @@ def test_figures_go_to_stderr(output):
 
 
 def test_samples_are_set_apart_by_a_blank_line(output):
-    """And differ, or one would do."""
-    texts = output("--prompt", "he", "--max-new-tokens", 10, "--num-samples", 3, "--temperature", 1.5).out.split("\n\n")
+    """And differ, or one would do; the first is the one that comes alone."""
+    arguments = ["--prompt", "he", "--max-new-tokens", 10, "--temperature", 1.5]
+    texts = output(*arguments, "--num-samples", 3).out.split("\n\n")
     assert len(set(text.rstrip("\n") for text in texts)) == 3
+    assert texts[0] + "\n" == output(*arguments).out
+
+
+def changed(checkpoint, place, files):
+    """A copy of a checkpoint with other keys in its JSON files; a key of None is taken out, a file of None removed."""
+    copy = shutil.copytree(checkpoint, place / "copy")
+    (copy / "SHA256SUMS").unlink(missing_ok=True)  # others' folders have none
+    for name, keys in files.items():
+        content = json.loads((copy / name).read_text()) if (copy / name).exists() else {}
+        (copy / name).unlink(missing_ok=True)
+        if keys is not None:
+            kept = {key: value for key, value in {**content, **keys}.items() if value is not None}
+            (copy / name).write_text(json.dumps(kept))
+    return copy
+
+
+def test_each_sample_ends_at_its_own_stop_token(output, run, tmp_path, monkeypatch):
+    """Which is no part of the text, special or not. --stats counts the tokens of the text, here in a second a step."""
+    folder = run / "checkpoints" / "step_000020"
+    e = load_tokenizer(folder).token_to_id("e")
+    arguments = ["--prompt", "th", "--max-new-tokens", 14, "--num-samples", 5, "--temperature", 1.5]
+    whole = output(*arguments).out[:-1].split("\n\n")
+    folder = changed(folder, tmp_path, {"config.json": {"eos_token_id": e}})
+    monkeypatch.setattr(sampling, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    got = output(*arguments, "--stats", folder=folder)
+    texts = [text.partition("e")[0] for text in whole]
+    assert got.out == "\n\n".join(texts) + "\n"
+    lengths = [len(text) for text in texts]
+    assert len(set(lengths)) > 2
+    decoded, seconds = sum(n - 1 for n in lengths if n), min(max(lengths), 13)
+    assert got.err == f"prefill 2.0 tokens/s, decode {decoded / seconds:.1f} tokens/s\n"
+
+
+def test_the_first_sample_is_printed_to_its_end_while_others_go_on(byte_run, capsys, monkeypatch):
+    printed, draws = [], iter([[97, 97], [256, 98], [97, 99], [97, 256]])
+
+    def scripted(*_):
+        printed.append(capsys.readouterr().out)
+        return torch.tensor(next(draws))
+
+    monkeypatch.setattr(generation, "sample_token", scripted)
+    assert call(program, byte_run, "--prompt", "he", "--num-samples", 2) == 0
+    assert [*printed, capsys.readouterr().out] == ["", "a", "\n", "", "\nabc\n"]
 
 
 def test_going_past_the_trained_context_is_one_warning(output):
@@ -117,19 +163,24 @@ def test_end_of_text_ends_the_text(output, monkeypatch):
     assert len(draws) == 1
 
 
-def test_ids_that_pad_the_vocabulary_are_not_drawn(tmp_path, capsys, monkeypatch):
-    """They stand for no text."""
+def test_only_ids_that_the_tokenizer_has_are_drawn(tmp_path, capsys, monkeypatch):
+    """Others pad the output layer or fill holes, and stand for no text. The end is drawn wherever it is."""
     config = run_config(tmp_path, "data.tokenizer.kind=char", "model.vocab_size=300", "train.steps=2")
     train(config)
-    real, widths = generation.sample_token, set()
+    folder = changed(config.folder / "checkpoints" / "step_000002", tmp_path, {"config.json": {"eos_token_id": 299}})
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["t"] = 290
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    real, drawable = generation.sample_token, []
 
     def watching(logits, *rest):
-        widths.add(logits.shape[-1])
+        drawable.append(set(logits.isfinite()[0].nonzero().flatten().tolist()))
         return real(logits, *rest)
 
     monkeypatch.setattr(generation, "sample_token", watching)
-    assert call(program, config.folder, "--prompt", "he", "--max-new-tokens", 3) == 0
-    assert widths == {len(set(TEXT)) + 1}
+    assert call(program, folder, "--prompt", "he", "--max-new-tokens", 1) == 0
+    vocabulary = load_tokenizer(folder).get_vocab()
+    assert drawable == [{*vocabulary.values(), 299}] and vocabulary["t"] == 290
 
 
 def stdin(monkeypatch, content):
@@ -182,21 +233,73 @@ def test_a_long_prompt_is_read_in_parts_of_bounded_size(output, byte_run, monkey
     assert max(queries * keys for queries, keys in parts) <= 2**24 and max(keys for _, keys in parts) > size * 0.99
 
 
+NOWHERE = {"config.json": {"bos_token_id": None, "eos_token_id": None}, "tokenizer_config.json": None}
+END = "<|endoftext|>"
+
+
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    "names",
     [
-        ({"eos_token_id": "two"}, "eos_token_id is 'two'"),
-        ({"eos_token_id": [-1]}, "eos_token_id is [-1]"),
-        ({"bos_token_id": 10**9}, "config.json: has a token 1000000000, but the model 257 tokens"),
-        ({"eos_token_id": [5, 300]}, "config.json: has a token 300, but the model 257 tokens"),
+        {"config.json": {"eos_token_id": 256}},
+        {"config.json": {"eos_token_id": 3}, "generation_config.json": {"eos_token_id": [4, 256]}},
+        {"generation_config.json": {"eos_token_id": 256}, "tokenizer_config.json": {"eos_token": "a"}},
+        {"config.json": {"eos_token_id": [3]}, "tokenizer_config.json": {"eos_token": END}},
+        {"tokenizer_config.json": {"eos_token": {"content": END, "special": True}}},
     ],
 )
-def test_ids_that_no_token_has_are_refused(capsys, byte_run, tmp_path, change, expected):
-    copy = shutil.copytree(byte_run / "checkpoints" / "step_000002", tmp_path / "copy")
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({**config, **change}))
+def test_a_stop_token_is_one_that_any_file_names(output, byte_run, tmp_path, names, monkeypatch):
+    folder = changed(byte_run / "checkpoints" / "step_000002", tmp_path, NOWHERE)
+    draws = iter([98, 256])
+    monkeypatch.setattr(generation, "sample_token", lambda *_: torch.tensor([next(draws)]))
+    assert output("--prompt", "he", "--max-new-tokens", 2, folder=changed(folder, tmp_path / "b", names)).out == "b\n"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"config.json": {"bos_token_id": 256}},
+        {"config.json": {"bos_token_id": 3}, "generation_config.json": {"bos_token_id": 256}},
+        {"tokenizer_config.json": {"bos_token": END}},
+    ],
+)
+def test_an_empty_prompt_begins_with_the_start_token_that_a_file_names(output, byte_run, tmp_path, names, monkeypatch):
+    """`transformers` takes that of generation_config.json first, too."""
+    folder = changed(byte_run / "checkpoints" / "step_000002", tmp_path, NOWHERE)
+    seen, real = [], generation.prefill
+    monkeypatch.setattr(generation, "prefill", lambda model, ids, _: seen.append(ids.tolist()) or real(model, ids, _))
+    output("--max-new-tokens", 1, folder=changed(folder, tmp_path / "b", names))
+    assert seen == [[256]]
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "expected"),
+    [
+        ("config.json", {"eos_token_id": "two"}, "eos_token_id is 'two'; expected a token id or a list of them"),
+        ("config.json", {"eos_token_id": [-1]}, "eos_token_id is [-1]"),
+        ("config.json", {"eos_token_id": True}, "eos_token_id is True"),
+        ("config.json", {"bos_token_id": 10**9}, "has token id 1000000000, but the model has only 257 tokens"),
+        ("config.json", {"eos_token_id": [5, 300]}, "has token id 300, but the model has only 257 tokens"),
+        ("generation_config.json", {"eos_token_id": 300}, "has token id 300, but the model has only 257 tokens"),
+        ("generation_config.json", {"bos_token_id": [[1]]}, "bos_token_id is [[1]]"),
+        ("tokenizer_config.json", {"eos_token": "</s>"}, "eos_token is '</s>'; expected a token in tokenizer.json"),
+        ("tokenizer_config.json", {"eos_token": 256}, "eos_token is 256"),
+        ("tokenizer_config.json", {"bos_token": {"content": ["a"]}}, "bos_token is {'content': ['a']}"),
+    ],
+)
+def test_what_names_no_token_is_refused(capsys, byte_run, tmp_path, file, change, expected):
+    copy = changed(byte_run / "checkpoints" / "step_000002", tmp_path, {file: change})
     assert call(program, copy) == 2
-    assert expected in capsys.readouterr().err
+    assert f"{copy / file}: {expected}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", None])
+@pytest.mark.parametrize("file", ["generation_config.json", "tokenizer_config.json"])
+def test_a_damaged_file_that_may_name_a_token_is_refused(capsys, byte_run, tmp_path, file, content):
+    copy = changed(byte_run / "checkpoints" / "step_000002", tmp_path, {file: {}})
+    (copy / file).unlink()
+    (copy / file).mkdir() if content is None else (copy / file).write_text(content)
+    assert call(program, copy) == 2
+    assert f"{copy / file}: " in capsys.readouterr().err
 
 
 def test_a_tokenizer_of_a_larger_vocabulary_is_refused(capsys, byte_run, run, tmp_path):
@@ -204,7 +307,19 @@ def test_a_tokenizer_of_a_larger_vocabulary_is_refused(capsys, byte_run, run, tm
     shutil.copy(byte_run / "checkpoints" / "step_000002" / "tokenizer.json", copy)
     (copy / "SHA256SUMS").unlink()
     assert call(program, copy, "--prompt", "the") == 2
-    assert "tokenizer.json: has a token 116, but the model " in capsys.readouterr().err
+    assert "tokenizer.json: has token id 255, but the model has only 18 tokens" in capsys.readouterr().err
+
+
+def test_tokens_that_were_added_beyond_the_model_are_not_drawn_and_name_no_end(output, capsys, byte_run, tmp_path):
+    """Such as the padding of many a finetuned model."""
+    copy = changed(byte_run / "checkpoints" / "step_000002", tmp_path, {})
+    tokenizer = load_tokenizer(copy)
+    tokenizer.add_special_tokens(["<pad>"])
+    tokenizer.save(str(copy / "tokenizer.json"))
+    assert len(output("--prompt", "he", "--max-new-tokens", 5, folder=copy).out) > 1
+    copy = changed(copy, tmp_path / "b", {"tokenizer_config.json": {"eos_token": "<pad>"}})
+    assert call(program, copy, "--prompt", "he") == 2
+    assert "tokenizer_config.json: has token id 257, but the model has only 257 tokens" in capsys.readouterr().err
 
 
 def test_weights_that_went_astray_are_one_line(capsys, byte_run, tmp_path):

@@ -1,20 +1,21 @@
 import math
+import random
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from data.tokenizer import END_OF_TEXT, TokenizerConfig, train_tokenizer
-from generate import TextStream
+from data.tokenizer import TokenizerConfig, train_tokenizer
 from model.cache import Cache
 from model.generation import decoder, generate, probabilities, sample_token
+from sampling import TextStream
 
 
-def draws(count, probs, **options):
-    logits = torch.tensor(probs).log().expand(count, -1)
-    return sample_token(logits, generator=torch.Generator().manual_seed(0), **options).bincount(minlength=len(probs))
+def generators(count):
+    return [torch.Generator().manual_seed(seed) for seed in range(count)]
 
 
 def rows(steps):
@@ -45,7 +46,7 @@ def test_temperature_zero_and_nearly_zero_take_the_likeliest():
     """A division by zero, or logits that become infinite."""
     logits = torch.tensor([[1.0, 3.0, 2.0], [-5.0, -9.0, -7.0]])
     for temperature in (0, 0.0, 1e-320, 1e-30):
-        assert sample_token(logits, temperature, top_k=2, top_p=0.5).tolist() == [1, 0]
+        assert sample_token(logits, generators(2), temperature, top_k=2, top_p=0.5).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("top_k, kept", [(1, [0.4, 0, 0, 0]), (3, [0.4, 0.3, 0, 0.2]), (4, None), (99, None)])
@@ -76,9 +77,12 @@ def test_top_p_counts_what_top_k_left():
 
 
 def test_frequencies_of_draws_are_the_probabilities():
-    counts = draws(20_000, [0.5, 0.3, 0.15, 0.05])
-    for count, p in zip(counts.tolist(), (0.5, 0.3, 0.15, 0.05)):
-        assert abs(count - 20_000 * p) < 5 * (20_000 * p * (1 - p)) ** 0.5
+    """Chi-square of 50 tokens, after temperature and top-k, from generators as `generate` seeds them."""
+    weights = torch.linspace(1, 3, 50, dtype=torch.float64)
+    counts = sample_token(weights.log().expand(20_000, -1), generators(20_000), 0.5, 45).bincount(minlength=50)
+    expected = 20_000 * weights[5:] ** 2 / (weights[5:] ** 2).sum()
+    assert counts[:5].sum() == 0
+    assert ((counts[5:] - expected) ** 2 / expected).sum() < 88  # 44 degrees of freedom: once in ten thousand seeds
 
 
 def test_sampling_needs_no_float64():
@@ -122,6 +126,27 @@ def test_one_seed_gives_one_text_and_leaves_the_global_random_state(tiny_model, 
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_a_sample_is_the_same_among_any_number(tiny_model, tokens):
+    """In float64, where no last bit decides; whichever rows have ended before."""
+    model, prompt = tiny_model(initializer_range=0.05), tokens(4)
+    eight = rows(generate(model, prompt, 12, num_samples=8, seed=5))
+    for count in (1, 3):
+        assert torch.equal(rows(generate(model, prompt, 12, num_samples=count, seed=5)), eight[:count])
+    stops = eight[:4, 3].tolist()  # the first four rows end here at the latest
+    expected = torch.where(torch.isin(eight, torch.tensor(stops)).cumsum(dim=1) > 0, -1, eight)
+    made = rows(generate(model, prompt, 12, num_samples=8, seed=5, stop_ids=stops))
+    assert torch.equal(made, expected[:, : made.shape[1]]) and (made[4:] >= 0).any(dim=0).all()
+
+
+def test_no_two_samples_of_neighbouring_seeds_are_alike(tiny_model, tokens):
+    """As with seed + row, where the second sample of one seed is the first of the next."""
+    model, prompt = tiny_model(initializer_range=0.02), tokens(4)
+    texts = [
+        tuple(row) for seed in range(12) for row in rows(generate(model, prompt, 8, num_samples=12, seed=seed)).tolist()
+    ]
+    assert len(set(texts)) == 144
+
+
 def that_prefers(model, *favourites):
     """The model, made to go through the favourites in turn, whatever it reads."""
     script = iter(favourites)
@@ -138,14 +163,14 @@ def that_prefers(model, *favourites):
 def test_the_first_token_can_be_the_end(stop, tiny_model, tokens):
     """The end looked for after the second token only, or id 0 taken for no end at all."""
     model = that_prefers(tiny_model(), stop, 1, 1, 1)
-    assert rows(generate(model, tokens(3), 4, stop_ids=(stop,))).tolist() == [[stop]]
+    assert rows(generate(model, tokens(3), 4, stop_ids=(stop,))).tolist() == [[-1]]
 
 
 def test_generation_goes_on_until_the_last_row_has_ended(tiny_model, tokens):
-    """Ended rows repeat the stop token and bring no text after it; one of several stop ids is enough."""
+    """A row has no ids from its stop token on; one of several stop ids is enough."""
     model = that_prefers(tiny_model(), 5, [5, 0, 5], [9, 9, 5], [5, 5, 9], 5)
     made = rows(generate(model, tokens(3), 5, num_samples=3, stop_ids=(0, 9)))
-    assert made.tolist() == [[5, 5, 9, 0], [5, 0, 0, 0], [5, 5, 5, 9]]
+    assert made.tolist() == [[5, 5, -1, -1], [5, -1, -1, -1], [5, 5, 5, -1]]
 
 
 def test_max_new_tokens_are_made_without_an_end(tiny_model, tokens):
@@ -153,10 +178,16 @@ def test_max_new_tokens_are_made_without_an_end(tiny_model, tokens):
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0])
-def test_ids_that_pad_the_output_layer_are_never_drawn(temperature, tiny_model, tokens):
+def test_ids_that_no_token_has_are_never_drawn(temperature, tiny_model, tokens):
     """They have no text: decoding them fails, or prints nothing where the model meant something."""
-    made = rows(generate(tiny_model(), tokens(4), 50, num_samples=20, temperature=temperature, vocab_size=6))
-    assert made.max() < 6
+    known = [0, 3, 4, 9, 47]
+    made = rows(generate(tiny_model(), tokens(4), 50, num_samples=20, temperature=temperature, token_ids=known))
+    assert set(made.flatten().tolist()) <= set(known) and (temperature == 0 or made.max() == 47)
+
+
+def test_a_stop_token_is_drawn_though_no_text_has_it(tiny_model, tokens):
+    model = that_prefers(tiny_model(), 3, 40)
+    assert rows(generate(model, tokens(3), 9, stop_ids=[40], token_ids=range(9))).tolist() == [[3, -1]]
 
 
 # From tokens to text
@@ -188,19 +219,75 @@ def test_the_stream_ends_without_an_unfinished_character(byte_tokenizer, capsys)
     assert printed(byte_tokenizer, [97], ids, capsys) == ["n", "", "\n"]
 
 
-def test_what_the_stream_held_back_is_printed_at_the_end(capsys):
-    """The library's stream waits while the text ends in a broken character; what stands before it is text."""
+def test_only_the_unfinished_character_is_held_back(capsys):
     tokenizer = Tokenizer(models.BPE({"x": 0, "Ã": 1, "xÃ": 2}, [("x", "Ã")]))  # Ã stands for the byte C3
     tokenizer.decoder = decoders.ByteLevel()
-    assert printed(tokenizer, [0], [0, 2], capsys) == ["x", "", "x\n"]
+    assert printed(tokenizer, [0], [0, 2], capsys) == ["x", "x", "\n"]
 
 
-def test_streamed_pieces_are_the_text_decoded_at_once(byte_tokenizer, capsys):
-    """Random bytes, as an untrained model makes them, with end-of-text between."""
-    ids = torch.randint(0, 257, (300,), generator=torch.Generator().manual_seed(0)).tolist()
-    assert byte_tokenizer.token_to_id(END_OF_TEXT) == 256
-    expected = byte_tokenizer.decode([97, *ids])[1:].rstrip("\ufffd") + "\n"
-    assert "".join(printed(byte_tokenizer, [97], ids, capsys)) == expected
+def fallback_tokenizer(*more):
+    """As Llama 2's: characters that are no tokens become tokens of one byte each, here 0 to 255."""
+    tokens = [f"<0x{byte:02X}>" for byte in range(256)] + ["▁", "▁a", "é", "你", *more]
+    tokenizer = Tokenizer(models.BPE({token: n for n, token in enumerate(tokens)}, [], byte_fallback=True))
+    spaces, strip = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
+    tokenizer.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), strip])
+    return tokenizer
+
+
+def test_bytes_are_printed_when_no_later_one_can_break_them(capsys):
+    """One wrong byte in a row makes all of them U+FFFD; special tokens do not end the row."""
+    tokenizer, a, face = fallback_tokenizer(), 257, list("😀".encode())
+    tokenizer.add_special_tokens(["</s>"])
+    end = tokenizer.token_to_id("</s>")
+    assert printed(tokenizer, [a], [a, *face, end, a], capsys) == [" a", "", "", "", "", "", "😀 a", "\n"]
+    assert printed(tokenizer, [a], [*face, end, face[0], a], capsys)[-3:] == ["", 5 * "\ufffd" + " a", "\n"]
+    assert printed(tokenizer, [a], [a, *face], capsys) == [" a", "", "", "", "", "😀\n"]
+    assert printed(tokenizer, [a], [a, *face[:3]], capsys) == [" a", "", "", "", "\n"]
+
+
+def word_tokenizer(decoder):
+    words = ["a", "##b", "b</w>", "▁c", "▁", "", ".", "n't", "é", "\ufffd", "<0xC3>", "<0x41>"]
+    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}))
+    tokenizer.decoder = decoder
+    return tokenizer
+
+
+TOKENIZERS = {
+    "bytes": lambda: train_tokenizer(TokenizerConfig(kind="byte"), []),
+    "byte fallback": fallback_tokenizer,
+    "SentencePiece": lambda: word_tokenizer(decoders.Metaspace()),
+    "WordPiece": lambda: word_tokenizer(decoders.WordPiece()),
+    "word ends": lambda: word_tokenizer(decoders.BPEDecoder()),
+    "no decoder": lambda: word_tokenizer(None),
+}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_streamed_text_is_that_of_decoding_all_at_once(kind, capsys):
+    """Any ids, as an untrained model draws them: whole and broken characters, special tokens, and ids of no token."""
+    tokenizer, rng = TOKENIZERS[kind](), random.Random(0)
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    ids = [*tokenizer.get_vocab().values(), 500]
+    start, a = tokenizer.token_to_id("<s>"), tokenizer.token_to_id("▁a" if kind == "byte fallback" else "a")
+    for count in [*range(60), 400]:
+        prompt = [start] + count % 7 * [a] + count % 2 * [0xEC]  # which is no whole character, or no token
+        few = rng.choices(ids, k=rng.choice([2, 4, 300]))
+        made = rng.choices(few, k=count) + list("é😀".encode())[: rng.randrange(7)]
+        text = tokenizer.decode(prompt + made)[len(tokenizer.decode(prompt)) :]
+        assert "".join(printed(tokenizer, prompt, made, capsys)) == text.rstrip("\ufffd") + "\n"
+
+
+@pytest.mark.parametrize("byte", [0x61, 0x80])
+@pytest.mark.parametrize("kind", ["bytes", "byte fallback"])
+def test_a_long_text_is_decoded_a_bounded_number_of_times(kind, byte, capsys):
+    tokenizer, sizes = TOKENIZERS[kind](), []
+    counted = SimpleNamespace(
+        decode=lambda ids: sizes.append(len(ids)) or tokenizer.decode(ids),
+        id_to_token=tokenizer.id_to_token,
+        get_added_tokens_decoder=tokenizer.get_added_tokens_decoder,
+    )
+    printed(counted, [97], [byte] * 1000, capsys)
+    assert sum(sizes) < 20_000
 
 
 @pytest.mark.parametrize("prompt", ["a", "b a"])

@@ -297,4 +297,5 @@ def sample(config: Config, max_new_tokens: int = 128) -> str:
     model, tokenizer = load_checkpoint(folder), load_tokenizer(folder)
     start = torch.tensor([tokenizer.token_to_id(END_OF_TEXT)])
     count = min(max_new_tokens, model.position.max_length or max_new_tokens)
-    return tokenizer.decode([ids.item() for ids in generate(model, start, count, temperature=0.8)])
+    known = tokenizer.get_vocab().values()  # model.vocab_size may be larger
+    return tokenizer.decode([ids.item() for ids in generate(model, start, count, temperature=0.8, token_ids=known)])
