@@ -103,10 +103,10 @@ def test_compare(tmp_path, capsys):
     config_file(tmp_path, "base")
     path = tmp_path / "cmp.yaml"
     text = "{{base: base.yaml, variants: {{a: {{{}}}}}, seeds: [0], baseline: a, runs_dir: {}}}"
-    path.write_text(text.format("model.position: rop", tmp_path / "runs"), encoding="utf-8")
+    path.write_text(text.format("model.position: rop", json.dumps(str(tmp_path / "runs"))), encoding="utf-8")
     assert "variants.a" in (line := refusal(capsys, compare, path)) and "'rop'" in line
     assert "'train.steps'" in refusal(capsys, compare, path, "train.steps")
-    path.write_text(text.format("data.source: none.txt", tmp_path / "runs"), encoding="utf-8")
+    path.write_text(text.format("data.source: none.txt", json.dumps(str(tmp_path / "runs"))), encoding="utf-8")
     capsys.readouterr()
     assert call(compare, path) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: data.source 'none.txt'")

@@ -16,7 +16,7 @@ from compare import compare, load_comparison
 from comparison.tables import context_table, main_table
 from made_up import results, run
 from model.transformer import Transformer
-from tiny import call, config_file, rows, weights
+from tiny import call, config_file, replace_path, rows, weights
 from training import optimizer
 
 
@@ -153,7 +153,7 @@ def again(done, tmp_path):
     folder = tmp_path / "again"
     shutil.copytree(done[0], folder)
     for file in folder.rglob("*.yaml"):
-        file.write_text(file.read_text().replace(str(done[0]), str(folder)))
+        replace_path(file, done[0], folder)
     return folder
 
 

@@ -1,5 +1,6 @@
 import argparse
 import csv
+import glob
 import gzip
 import hashlib
 import inspect
@@ -243,7 +244,7 @@ def test_a_cache_folder_that_cannot_be_written_is_named(source, load, many, tmp_
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "one.txt").write_text("text " * 100)
     source = source if source == "python_docs" else tmp_path / source
-    with pytest.raises(InputError, match=r"data.cache_dir '.*/file/cache'"):
+    with pytest.raises(InputError, match=r"data.cache_dir .*/file/cache. can't"):
         load(source, cache_dir=str(tmp_path / "file" / "cache"))
 
 
@@ -298,7 +299,7 @@ def test_an_unknown_column_names_those_there_are(suffix, load, tmp_path):
         ("a.jsonl", b'{"text": "x"}\n\n{"text"\n', "a.jsonl, line 3: "),
         ("a.jsonl", b'{"text": "x"}\n{"text": "\xe9 "}\n', "a.jsonl, line 2: .*0xe9"),
         ("a.jsonl", b"5\n", "a.jsonl: 5 is not a JSON object"),
-        ("a.jsonl", b'{"text": "cut emoji \\ud83d"}', "a.jsonl': half a surrogate pair after 'cut emoji .ud83d'"),
+        ("a.jsonl", b'{"text": "cut emoji \\ud83d"}', "a.jsonl.: half a surrogate pair after 'cut emoji .ud83d'"),
         ("a.csv", b"text\n\xe9\n", "a.csv: not UTF-8 at byte 5: .*data.errors=replace"),
         ("a.csv", b'text\n"never closed\n', "a.csv: "),
         ("a.parquet", b"PAR1 cut off", "a.parquet: "),
@@ -353,11 +354,11 @@ def test_text_is_utf8_whatever_the_platform_says(tmp_path):
     (tmp_path / "a.txt").write_bytes("é".encode() * 100)
     code = (
         "from data.corpus import *;"
-        f"print(load_corpus(DataConfig(source={str(tmp_path / 'a.txt')!r}, cache_dir={str(tmp_path / 'c')!r},"
-        "tokenizer={'kind': 'char'})).tokenizer.get_vocab_size())"
+        "config = DataConfig(source='a.txt', cache_dir='cache', tokenizer={'kind': 'char'});"
+        "print(load_corpus(config).tokenizer.get_vocab_size())"
     )
     env = {"PYTHONPATH": ":".join(sys.path), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert run.stdout == "2\n", run.stderr
 
 
@@ -390,7 +391,7 @@ def test_several_files_read_in_parts_go_where_they_would_go_whole(load, tmp_path
     for n, text in enumerate(TEXTS[:20]):
         (tmp_path / f"{n:02}.txt").write_text(text)
     monkeypatch.setattr(sources, "_PART_BYTES", 7)
-    assert documents(load(tmp_path / "*.txt", val_fraction=0.3), "val") == [
+    assert documents(load(glob.escape(str(tmp_path)) + "/*.txt", val_fraction=0.3), "val") == [
         text for text in TEXTS[:20] if fraction(text) < 0.3
     ]
 
@@ -503,7 +504,7 @@ def test_folders_and_globs_take_the_same_files_in_order(load, tmp_path, monkeypa
     monkeypatch.setattr(module, "_split", lambda streams, *_: {"train": streams["train"], "val": lambda: ["v"]})
     expected = ["a/b.jsonl", "a/z.TXT", "b.txt"]
     assert documents(load(folder), "train") == expected
-    assert documents(load(f"{folder}/**/*"), "train") == expected
+    assert documents(load(glob.escape(str(folder)) + "/**/*"), "train") == expected
     monkeypatch.setenv("HOME", str(tmp_path))
     assert documents(load("~/set"), "train") == documents(load("~/s*/*/*"), "train") + ["b.txt"] == expected
 
@@ -532,7 +533,7 @@ def test_sources_without_text_are_refused(load, tmp_path):
         "a.txt": "no text",
         "bom.txt": "no text",
     }.items():
-        with pytest.raises(InputError, match=re.escape(source) + "': " + reason):
+        with pytest.raises(InputError, match=re.escape(source) + ".: " + reason):
             load(tmp_path / source)
 
 
@@ -559,7 +560,7 @@ def test_saved_data_sets(load, tmp_path):
 def test_a_damaged_saved_data_set_is_named(load, tmp_path):
     datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "rows")
     next((tmp_path / "rows").glob("*.arrow")).write_bytes(b"junk")
-    with pytest.raises(InputError, match="data.source '.*/rows': "):
+    with pytest.raises(InputError, match="data.source .*/rows.: "):
         load(tmp_path / "rows")
 
 

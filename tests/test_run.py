@@ -70,7 +70,7 @@ def test_overwriting_leaves_nothing_of_the_old_run(started):
 @pytest.mark.parametrize("override", ["runs_dir={file}", "name=file runs_dir={folder}"])
 def test_a_file_in_the_place_of_a_folder_is_named(tmp_path, override):
     (tmp_path / "file").touch()
-    overrides = override.format(file=tmp_path / "file", folder=tmp_path).split()
+    overrides = [part.format(file=tmp_path / "file", folder=tmp_path) for part in override.split()]
     config = run_config(tmp_path, *overrides)
     with pytest.raises(InputError, match="file"):
         begin(RunFolder(config))

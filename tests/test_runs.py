@@ -11,7 +11,7 @@ from comparison import measure as measuring
 from comparison.existing import group, same_tokens
 from comparison.measure import open_run
 from configs import load_config
-from tiny import call, config_file
+from tiny import call, config_file, replace_path
 from train import train
 
 
@@ -142,6 +142,6 @@ def test_a_text_that_has_changed_since_is_refused(trained, tmp_path):
     shutil.copytree(trained, tmp_path / "runs", ignore=shutil.ignore_patterns("measurements.json"))
     (tmp_path / "text.txt").write_text("something else " * 300, encoding="utf-8")
     config = tmp_path / "runs" / "rope-seed0" / "config.yaml"
-    config.write_text(config.read_text().replace(str(trained.parent / "text.txt"), str(tmp_path / "text.txt")))
+    replace_path(config, trained.parent / "text.txt", tmp_path / "text.txt")
     with pytest.raises(InputError, match="rope-seed0: the text of data.source has changed"):
         program.report([tmp_path / "runs" / "rope-seed0"], None, tmp_path / "out")

@@ -50,6 +50,12 @@ def run_config(folder: Path, *overrides: str) -> Config:
     return load_config(config_file(folder), list(overrides))
 
 
+def replace_path(file: Path, old: Path, new: Path) -> None:
+    """In a YAML file, which may have broken a long path with spaces into lines; writes JSON, which is YAML."""
+    text = json.dumps(yaml.safe_load(file.read_text(encoding="utf-8")), ensure_ascii=False)
+    file.write_text(text.replace(str(old), str(new)), encoding="utf-8")
+
+
 def call(program, *arguments) -> int:
     """Exit status of a program's main() for these arguments."""
     with mock.patch.object(sys, "argv", [f"{program.__name__}.py", *map(str, arguments)]):
