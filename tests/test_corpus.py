@@ -502,11 +502,11 @@ def test_text_is_utf8_whatever_the_platform_says(tmp_path):
     (tmp_path / "a.txt").write_bytes("é".encode() * 100)
     code = (
         "from data.corpus import *;"
-        f"print(load_corpus(DataConfig(source={ascii(str(tmp_path / 'a.txt'))}, cache_dir={ascii(str(tmp_path / 'c'))},"
-        "tokenizer={'kind': 'char'})).tokenizer.get_vocab_size())"
+        "config = DataConfig(source='a.txt', cache_dir='cache', tokenizer={'kind': 'char'});"
+        "print(load_corpus(config).tokenizer.get_vocab_size())"
     )
     env = {"PYTHONPATH": ":".join(sys.path), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert run.stdout == "2\n", run.stderr
 
 

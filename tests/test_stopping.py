@@ -160,7 +160,7 @@ def test_a_process_of_its_own_ends_with_the_status_of_the_signal(tmp_path, proce
     process = processes.Process(target=run_program, args=(errors, config_file(tmp_path), "train.steps=1000000"))
     process.start()
     metrics = config.folder / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.stat().st_size)
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size or not process.is_alive())
     os.kill(process.pid, number)
     process.join(600)
     assert process.exitcode == status

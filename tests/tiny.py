@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -62,11 +63,14 @@ def replace_path(file: Path, old: Path, new: Path) -> None:
 
 def call(program, *arguments) -> int:
     """Exit status of a program's main() for these arguments."""
+    handler = signal.getsignal(signal.SIGTERM)  # compare.py sets its own
     with mock.patch.object(sys, "argv", [f"{program.__name__}.py", *map(str, arguments)]):
         try:
             program.main()
         except SystemExit as end:
             return end.code
+        finally:
+            signal.signal(signal.SIGTERM, handler)
     return 0
 
 
