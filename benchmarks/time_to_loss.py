@@ -1,4 +1,4 @@
-"""Time to a loss on small Shakespeare, side by side: python benchmarks/time_to_loss.py TEXT_FILE
+"""Time to a loss on tiny Shakespeare, side by side: python benchmarks/time_to_loss.py TEXT_FILE
 
 Trains configs/shakespeare_char.yaml, and as its peer a GPT-2 of `transformers` of the same size by the well-known
 recipe for CPUs (nanoGPT's: 2,000 steps of 12 × 64 characters, AdamW at 1e-3, cosine to 1e-4, 100 steps of warm-up,

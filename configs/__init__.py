@@ -185,7 +185,7 @@ def read_yaml(path: str | Path) -> dict:
     except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise InputError(f"{path}: holds {type(content).__name__}, a mapping of keys is due")
+        raise InputError(f"{path}: expected a mapping of keys, got {type(content).__name__}")
     return content
 
 
