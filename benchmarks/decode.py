@@ -19,9 +19,9 @@ from side_by_side import ROOT, gemm, in_turn, reading, seconds, side, table
 
 PROMPT, NEW, SAMPLES, LONG = 64, 256, 8, 512
 SHAPES = {  # hidden_size, layers, heads, intermediate_size, vocabulary, rounds
-    "12M": (384, 6, 6, 1024, 4096, 5),
-    "15M": (288, 6, 6, 768, 32000, 5),
-    "110M": (768, 12, 12, 2048, 32000, 3),
+    "12M": (384, 6, 6, 1024, 4096, 3),
+    "15M": (288, 6, 6, 768, 32000, 2),
+    "110M": (768, 12, 12, 2048, 32000, 1),
 }
 
 

@@ -12,7 +12,7 @@ import tempfile
 
 from side_by_side import in_turn, start_training, table, trained_speed
 
-ROUNDS = 3
+ROUNDS = 2
 SHARE = str(max(1, (os.cpu_count() or 2) // 2))
 SETTINGS = {
     "as it starts": {},
@@ -21,7 +21,7 @@ SETTINGS = {
     "OMP_WAIT_POLICY=PASSIVE": {"OMP_WAIT_POLICY": "PASSIVE"},
     f"OMP_NUM_THREADS={SHARE}": {"OMP_NUM_THREADS": SHARE},
 }
-SETUP = ["model.max_position_embeddings=64", "train.batch_size=12", "train.steps=250", "train.log_every=50"]
+SETUP = ["model.max_position_embeddings=64", "train.batch_size=12", "train.steps=80", "train.log_every=20"]
 
 
 def quiet(folder: str, environment: dict[str, str], count: int = 1) -> float:

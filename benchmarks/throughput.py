@@ -16,8 +16,8 @@ from collections.abc import Callable
 from side_by_side import gemm, in_turn, seconds, side, start_training, table, trained_speed
 
 SHAPES = {  # hidden_size, layers, heads, context, batch, vocabulary, intermediate_size, steps, rounds
-    "0.8M": (128, 4, 4, 64, 12, 66, 352, 200, 5),
-    "12M": (384, 6, 6, 256, 16, 4096, 1024, 12, 3),
+    "0.8M": (128, 4, 4, 64, 12, 66, 352, 200, 3),
+    "12M": (384, 6, 6, 256, 16, 4096, 1024, 8, 2),
 }
 PEERS = ("transformers", "transformers, compiled", "x-transformers")
 
