@@ -1,5 +1,6 @@
 """Trains one model from a YAML config: python train.py CONFIG.yaml [dotted.key=value …] [--resume | --overwrite]"""
 
+import shlex
 import sys
 from argparse import Namespace
 
@@ -33,7 +34,7 @@ def main() -> None:
         )
         sys.stdout.reconfigure(encoding="utf-8")
         print(sample(config), flush=True)
-        print(f'\nMore: python generate.py {config.folder} --prompt "…"', file=sys.stderr)
+        print(f'\nMore: python {shlex.join(["generate.py", str(config.folder)])} --prompt "…"', file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from comparison.tables import Table
 from comparison.words import sentences, tokens
 
 STYLE = """
-body { margin: 0 auto; padding: 1rem; max-width: 76rem; font: 1rem/1.5 system-ui, sans-serif;
+body { margin: 0 auto; padding: 1rem; max-width: 76rem; overflow-wrap: anywhere; font: 1rem/1.5 system-ui, sans-serif;
   color: var(--ink); background: var(--paper); }
 :root { --ink: #1a1a1a; --paper: #ffffff; --line: #c8c8c8; --soft: #f3f3f3; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e6e6; --paper: #16181c; --line: #454a52; --soft: #22262c; } }

@@ -120,7 +120,7 @@ def test_a_signal_during_an_evaluation_ends_it_with_a_checkpoint_and_it_is_done_
     assert len(passes) == 2
     assert f"step_00000{step}" in names(stopped / "checkpoints")
     assert not RunFolder(run_config(tmp_path, "name=stopped", *every), resume=True).is_finished()
-    again = capsys.readouterr().err.splitlines()[-1].split("train.py ")[1].split()
+    again = shlex.split(capsys.readouterr().err.splitlines()[-1].split("train.py ")[1])
     with in_evaluation(step, lambda: os.kill(os.getpid(), signal.SIGTERM)):
         assert call(program, *again) == 143, "while what was missing is done"
     assert call(program, *again) == 0

@@ -6,14 +6,16 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
 ROOT = Path(__file__).parent.parent
 
 
 @cache
 def versions() -> dict[str, str]:
     """Versions of Python and libraries, and of this project the commit, where its folder is a git checkout."""
-    found = {"python": platform.python_version()}
-    found |= {name: version(name) for name in ("torch", "numpy", "tokenizers")}
+    found = {"python": platform.python_version(), "torch": str(torch.__version__)}  # with the build, as in +cu130
+    found |= {name: version(name) for name in ("numpy", "tokenizers")}
     # Named, so that git looks neither at a checkout around this folder nor at who owns it.
     git = ["git", "--git-dir", str(ROOT / ".git"), "--work-tree", str(ROOT), "describe", "--always", "--dirty"]
     try:
