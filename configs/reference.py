@@ -3,15 +3,15 @@
 import yaml
 
 from configs import Config
-from model.config import POSITION_CONFIGS
+from model.position import POSITIONS
 from settings import FrozenConfig
 
 
 def reference() -> str:
     """One row a key: its dotted name, its default, and what it means; then the options of each scheme."""
     rows = _rows(Config, "")
-    for scheme, options in POSITION_CONFIGS.items():
-        rows += _rows(options, "model.position.", f" ({scheme})")
+    for scheme, position in POSITIONS.items():
+        rows += _rows(position.Options, "model.position.", f" ({scheme})")
     return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
 
 

@@ -14,14 +14,14 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from model.config import ModelConfig, position_config
-from model.position import RotaryPosition, build_position, ladder, phases
+from model.config import ModelConfig
+from model.position import Rope, Sinusoidal, build_position, ladder, phases
 
 SCALINGS = ("linear", "ntk", "yarn", "llama3")
 LENGTHS = (256, 2048, 4096, 32768, 131072, 1048576)  # tokens: the tables are measured on the 64 before each
 
 
-def rotary(head_dim: int, length: int = 2048, **options) -> RotaryPosition:
+def rotary(head_dim: int, length: int = 2048, **options) -> Rope:
     """The product's rotary scheme for one head of head_dim, trained on `length` tokens."""
     shape = {"hidden_size": head_dim, "num_attention_heads": 1, "max_position_embeddings": length}
     return build_position(ModelConfig(**shape, position={"scheme": "rope", **options}))
@@ -55,7 +55,7 @@ def table_errors(last: int, head_dim: int = 64, base: float = 10000.0) -> dict[s
 
 def draw_frequencies(figure) -> None:
     left, right = figure.subplots(1, 2)
-    sinusoidal = position_config("sinusoidal")
+    sinusoidal = Sinusoidal.Options(scheme="sinusoidal")
     curves = {
         "rope, learned_theta at the start: head_dim 64": frequencies(64),
         "rope, fraction 0.5, neox": frequencies(64, fraction=0.5),

@@ -1,12 +1,16 @@
 """Rotation of queries and keys, and causal softmax attention with grouped queries."""
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.cache import Cache
 from model.config import ModelConfig
+from model.device import without_autocast
 from model.linear import Linear
+from model.position import Position, Rotation
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str = "half") -> Tensor:
@@ -44,12 +48,43 @@ def causal_mask(q_positions: Tensor, k_positions: Tensor) -> Tensor:
     return (k <= q) & ((k >= 0) | (q < 0))
 
 
+def masked(bias: Tensor, mask: Tensor) -> Tensor:
+    """A bias to the scores, -inf where a bool mask allows no look; or its sum with a mask that is such a bias itself."""
+    return torch.where(mask, bias, float("-inf")) if mask.dtype == torch.bool else bias + mask
+
+
+@dataclass
+class AttentionInputs:
+    """What the attention of a layer is told beside its hidden states (B, T, hidden_size)."""
+
+    layer: int  # which of the cache's layers this is
+    cache: Cache | None = None
+    positions: Tensor | None = None  # (T,) or (B, T); negative ones are padding, which the mask hides too
+    k_positions: Tensor | None = None  # (Tk,) or (B, Tk)
+    # What is allowed (bool) or added to the scores (float), broadcast to (B, heads, T, Tk). None: each token sees itself
+    # and all before it; not where a filled cache meets more than one token, nor with content.
+    mask: Tensor | None = None
+    rotation: Rotation | None = None  # of the queries, each (…, T, pairs)
+    key_rotation: Rotation | None = None  # of the keys; None: that of the queries
+    layout: str = "half"  # of the pairs, see `rotate`
+    temperature: Tensor | None = None  # (…, heads or 1, T), a factor on the queries
+    content: Position | None = None  # the scheme, where it has a bias from content
+
+    def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys, each (B, T, heads, head_dim), rotated."""
+        if self.rotation is None:
+            return q, k
+        return (
+            rotate(x, *how, self.layout) for x, how in ((q, self.rotation), (k, self.key_rotation or self.rotation))
+        )
+
+
 class Attention(nn.Module):
     """The projections that all kinds of attention share, with grouped key and value heads (Ainslie et al. 2023)."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.head_dim, self.layout = config.head_dim, config.position.pair_layout
+        self.head_dim = config.head_dim
         q_size, kv_size = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
         bias = config.attention_bias
         self.q_proj = Linear(config.hidden_size, q_size, bias=bool(bias))
@@ -66,39 +101,37 @@ class Attention(nn.Module):
         q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
         return self.q_norm(q), self.k_norm(k), v
 
-    def forward(
-        self,
-        x: Tensor,
-        rotation: tuple[Tensor, Tensor] | None,
-        mask: Tensor | None,
-        cache: Cache | None,
-        layer: int,
-        padding: Tensor | None = None,
-    ) -> Tensor:
-        """(B, T, hidden_size) → (B, T, hidden_size).
-
-        rotation: cos and sin, each (…, T, pairs). mask: what is allowed (bool) or added to the scores (float),
-        broadcast to (B, heads, T, Tk); None: each token sees itself and all before it, which must be given where a
-        filled cache meets more than one token. layer: which of the cache's layers this is. padding: (…, T), True for
-        tokens that no other may see; the mask says so too.
-        """
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
+        """(B, T, hidden_size) → (B, T, hidden_size)."""
         raise NotImplementedError
 
 
 class SoftmaxAttention(Attention):
     """softmax(q kᵀ / √d + bias) v over the tokens seen. Vaswani et al. 2017, equation 1."""
 
-    def forward(self, x, rotation, mask, cache, layer, padding=None):
+    def forward(self, x, inputs):
         q, k, v = self.projected(x)
-        if rotation is not None:
-            q, k = rotate(q, *rotation, self.layout), rotate(k, *rotation, self.layout)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, heads, T, head_dim)
-        if cache is not None:
-            k, v = cache.update(layer, k, v)
+        q, k, v = (t.transpose(1, 2) for t in (*inputs.turned(q, k), v))  # (B, heads, T, head_dim)
+        if inputs.temperature is not None:
+            q = (q * inputs.temperature[..., None]).to(q.dtype)
+        kept = () if inputs.content is None else self.exactly(inputs.content.kept, inputs.layer, x)
+        if inputs.cache is not None:
+            k, v, *kept = inputs.cache.update(inputs.layer, k, v, *kept)
+        mask = inputs.mask
+        if inputs.content is not None:
+            places = inputs.positions, inputs.k_positions
+            bias = self.exactly(inputs.content.content_bias, inputs.layer, x, q, k, *places, *kept)
+            mask = masked(bias, mask).to(q.dtype)
         # is_causal aligns the first query with the first key: right only where no key lies before the queries.
         is_causal = mask is None and q.shape[-2] > 1
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=True)
         return self.o_proj(out.transpose(1, 2).flatten(-2))
+
+    @staticmethod
+    def exactly(hook, layer: int, *tensors: Tensor):
+        """hook(layer, *tensors) in float32 or better: gates, and their sums over all tokens, are lost in less."""
+        with without_autocast(tensors[0].device):
+            return hook(layer, *(t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in tensors))
 
 
 class LinearAttention(Attention):
@@ -108,25 +141,24 @@ class LinearAttention(Attention):
     act in the numerator only (Su et al. 2021, equation 19): rotated weights may be negative, and so may their sum.
     """
 
-    def forward(self, x, rotation, mask, cache, layer, padding=None):
+    def forward(self, x, inputs):
         # Sums over all tokens seen: the next token would be lost in those of half precision.
         q, k, v = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in self.projected(x))
         groups = q.shape[-2] // k.shape[-2]
         q, k, v = F.elu(q) + 1, (F.elu(k) + 1).repeat_interleave(groups, dim=-2), v.repeat_interleave(groups, dim=-2)
-        if padding is not None:
-            k = k.masked_fill(padding[..., None, None], 0.0)
-        turned_q, turned_k = q, k
-        if rotation is not None:
-            turned_q, turned_k = rotate(q, *rotation, self.layout), rotate(k, *rotation, self.layout)
+        if inputs.positions is not None and inputs.positions.dim() == 2:
+            k = k.masked_fill((inputs.positions < 0)[..., None, None], 0.0)
+        turned_q, turned_k = inputs.turned(q, k)
         q, k, v, turned_q, turned_k = (t.transpose(1, 2) for t in (q, k, v, turned_q, turned_k))  # (B, heads, T, d)
         weights = (turned_q @ turned_k.mT).tril()
         numerator, key_sums = weights @ v, k.cumsum(dim=-2)
-        if cache is not None:
+        if inputs.cache is not None:
             state = turned_k.mT @ v
-            if earlier := cache.sums(layer, x.shape[-2]):  # Σ φ(k)ᵀv (B, heads, d, d), Σ φ(k) (B, heads, 1, d)
+            # Σ φ(k)ᵀv (B, heads, d, d), Σ φ(k) (B, heads, 1, d)
+            if earlier := inputs.cache.sums(inputs.layer, x.shape[-2]):
                 numerator, key_sums = numerator + turned_q @ earlier[0], key_sums + earlier[1]
                 state = state + earlier[0]
-            cache.layers[layer] = (state, key_sums[..., -1:, :])
+            inputs.cache.layers[inputs.layer] = (state, key_sums[..., -1:, :])
         normalizer = (q * key_sums).sum(dim=-1, keepdim=True)
         # a row of padding has seen nothing: 0 / 0
         out = (numerator / normalizer.clamp(min=1e-6)).to(x.dtype)

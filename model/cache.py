@@ -14,23 +14,21 @@ class Cache:
     def __init__(self):
         self.length = 0
         self.positions: Tensor | None = None  # (≥ length,), or (batch, ≥ length) where rows have their own
-        self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # what a layer's attention keeps, rows of the batch first
+        self.layers: dict[int, tuple[Tensor, ...]] = {}  # what a layer's attention keeps, rows of the batch first
         self.summed: dict[int, int] = {}  # how many tokens are in a layer's sums
 
-    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores k (rotated) and v of shape (batch, heads, T, head_dim) from `length` on.
+    def update(self, layer: int, *new: Tensor) -> tuple[Tensor, ...]:
+        """Stores keys (rotated), values and what else a layer keeps, each (batch, any, T, any), from `length` on.
 
-        Returns all keys and all values, each (batch, heads, length + T, head_dim), in the dtype of the new ones.
+        Returns the same of all tokens, each (batch, any, length + T, any), in the dtype of the new ones.
         """
-        end, kept = self.length + k.shape[-2], self.layers.get(layer, (k[..., :0, :],))[0]
-        if end > kept.shape[-2] or kept.dtype != k.dtype:
-            self.layers[layer] = tuple(
-                self._grown(old, new, end) for old, new in zip(self.layers.get(layer, (None, None)), (k, v))
-            )
-        keys, values = self.layers[layer]
-        keys[..., self.length : end, :] = k
-        values[..., self.length : end, :] = v
-        return keys[..., :end, :], values[..., :end, :]
+        end, kept = self.length + new[0].shape[-2], self.layers.get(layer)
+        if kept is None or end > kept[0].shape[-2] or kept[0].dtype != new[0].dtype:
+            kept = tuple(map(self._grown, kept or [None] * len(new), new))
+            self.layers[layer] = kept
+        for stored, tokens in zip(kept, new):
+            stored[..., self.length : end, :] = tokens
+        return tuple(stored[..., :end, :] for stored in kept)
 
     def sums(self, layer: int, new: int) -> tuple[Tensor, Tensor] | None:
         """The sums of a layer over the tokens seen, to which the caller adds `new` tokens; None: of none.
@@ -42,9 +40,10 @@ class Cache:
         self.summed[layer] = self.length + new
         return self.layers[layer] if self.length else None
 
-    def _grown(self, old: Tensor | None, new: Tensor, end: int) -> Tensor:
+    def _grown(self, old: Tensor | None, new: Tensor) -> Tensor:
         # Twice the room each time, so that decoding copies a token a constant number of times.
-        grown = new.new_empty(*new.shape[:-2], max(2 * self.length, end), new.shape[-1])
+        room = max(2 * self.length, self.length + new.shape[-2])
+        grown = new.new_empty(*new.shape[:-2], room, new.shape[-1])
         if old is not None:
             grown[..., : self.length, :] = old[..., : self.length, :]
         return grown
@@ -58,7 +57,7 @@ class Cache:
     def repeat(self, times: int) -> None:
         """Repeats every row of the batch: one prefill serves many samples."""
         self.layers = {
-            layer: tuple(kept.repeat_interleave(times, dim=0) for kept in pair) for layer, pair in self.layers.items()
+            layer: tuple(each.repeat_interleave(times, dim=0) for each in kept) for layer, kept in self.layers.items()
         }
         if self.positions is not None and self.positions.dim() == 2:
             self.positions = self.positions.repeat_interleave(times, dim=0)

@@ -129,11 +129,11 @@ def load_checkpoint(
     config, places = read_config(file, stored), _places(files)
     config = _tied_as_stored(config, places)
     _check_sizes(files[0], config, {name: shape for name, (_, _, shape) in places.items()})
-    check_agreement(file, stored, config)
     try:
         model = Transformer(config, seed=None)
     except (RuntimeError, TypeError, OverflowError):  # a table of positions that no memory holds
         raise InputError(f"{file}: position {config.position} is too large") from None
+    check_agreement(file, stored, config)
     wanted = model.state_dict()
     for name, (place, shown, shape) in places.items():
         if name not in wanted:

@@ -32,6 +32,12 @@ def autocast(dtype: str, device: torch.device):
     return nullcontext()
 
 
+def without_autocast(device: torch.device):
+    """The context in which what is computed keeps its precision, also inside `autocast`."""
+    enabled = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if enabled else nullcontext()
+
+
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A copy on the device; to a GPU from pinned memory, so that the copy runs while the program goes on."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

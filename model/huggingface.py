@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import torch
 from pydantic import ValidationError
 
 from base import InputError
 from model.config import ModelConfig
+from model.position import build_position
 from settings import one_line
 
 # The types that are read, with what their files may leave out as the default of the type, where that is not ours.
@@ -22,10 +24,12 @@ DEFAULTS = {
 
 def transformers_keys(config: ModelConfig) -> dict:
     """config.json keys that make `transformers` compute this model; empty where none of its models does."""
-    rope = config.position.rope_parameters(config)
+    with torch.device("meta"):  # it is only asked what it is
+        position = build_position(config)
+    rope = position.rope_parameters()
     if rope is None or config.attention != "softmax":
         return {}
-    rotated = [int(bool(rope) and config.position.acts_in(layer)) for layer in range(config.num_hidden_layers)]
+    rotated = [int(bool(rope) and position.acts_in(layer)) for layer in range(config.num_hidden_layers)]
     bias = config.attention_bias
     name = "Qwen3" if config.qk_norm else "Qwen2" if bias == "qkv" else "Llama" if all(rotated) else "SmolLM3"
     if (name == "Qwen3" and bias == "qkv") or (name.startswith("Qwen") and not all(rotated)):

@@ -1,51 +1,124 @@
-"""Rotary frequencies for sequences longer than those trained on.
+"""Rotary frequencies for sequences longer than those trained on: each method is one class, its options the fields.
 
-Each method is a function of (θ in float64 (n,), its options, the rotary dimension d = 2n, the base, the length L
-trained without scaling) that returns the new θ and the factor by which cos and sin are multiplied.
+In all of them s is `factor`, L the length trained without scaling, d the rotary dimension, twice the number of pairs.
 """
 
 import math
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
-from model.config import ScalingConfig
+from settings import FrozenConfig
 
 
-def linear(theta: Tensor, scaling: ScalingConfig, dim: int, base: float, length: int) -> tuple[Tensor, float]:
-    """θ / s. Chen et al. 2023, equation 4."""
-    return theta / scaling.factor, 1.0
+class Scaling(FrozenConfig):
+    """Stretches rotary frequencies, so that a model reaches past the length it was trained on."""
+
+    least_pairs: ClassVar[int] = 1  # with fewer the method has no meaning
+
+    factor: Annotated[float, Field(ge=1)]
+    """s: how many times longer"""
+    original_max_position_embeddings: PositiveInt | None = None
+    """L: the length trained without scaling; null: max_position_embeddings"""
+
+    def stretched(self, theta: Tensor, dim: int, base: float, length: int) -> tuple[Tensor, float]:
+        """The new θ, (d / 2,) float64, and the factor on cos and sin, for the ladder θ of d = dim, base, L = length."""
+        raise NotImplementedError
+
+    def rope_parameters(self, dim: int, base: float, length: int) -> dict:
+        """`rope_parameters` with which `transformers` computes the same."""
+        return {
+            "rope_theta": base,
+            **self.model_dump(exclude_none=True),
+            "original_max_position_embeddings": length,
+        }
 
 
-def ntk(theta: Tensor, scaling: ScalingConfig, dim: int, base: float, length: int) -> tuple[Tensor, float]:
-    """The ladder of base' = base · s^(d / (d − 2)): the fastest pair keeps θ, the slowest gets θ / s. bloc97, 2023."""
-    pair = torch.arange(len(theta), dtype=theta.dtype, device=theta.device)
-    return theta * scaling.factor ** (-2 * pair / (dim - 2)), 1.0
+class LinearScaling(Scaling):
+    """θ / s: position interpolation (Chen et al. 2023, equation 4)."""
+
+    rope_type: Literal["linear"]
+    """name of the method"""
+
+    def stretched(self, theta, dim, base, length):
+        return theta / self.factor, 1.0
+
+    def rope_parameters(self, dim, base, length):
+        return {"rope_theta": base, "rope_type": "linear", "factor": self.factor}
 
 
-def yarn(theta: Tensor, scaling: ScalingConfig, dim: int, base: float, length: int) -> tuple[Tensor, float]:
-    """A ramp over the pairs, from θ for fast ones to θ / s for slow ones. Peng et al. 2023, section 3.2.
+class NtkScaling(Scaling):
+    """The ladder of base · s^(d / (d − 2)): the fastest pair keeps θ, the slowest gets θ / s (bloc97, 2023)."""
+
+    least_pairs = 2
+
+    rope_type: Literal["ntk"]
+    """name of the method"""
+
+    def stretched(self, theta, dim, base, length):
+        pair = torch.arange(len(theta), dtype=theta.dtype, device=theta.device)
+        return theta * self.factor ** (-2 * pair / (dim - 2)), 1.0
+
+    def rope_parameters(self, dim, base, length):
+        return {"rope_theta": base * self.factor ** (dim / (dim - 2)), "rope_type": "default"}
+
+
+class YarnScaling(Scaling):
+    """Fast pairs keep θ, slow ones get θ / s, with a ramp over the pairs between (Peng et al. 2023, section 3.2).
 
     As in the authors' code, the ramp is linear in the pair index, between whole pairs.
     """
 
-    def pair_with_turns(turns: float) -> float:
-        return dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+    rope_type: Literal["yarn"]
+    """name of the method"""
+    beta_fast: PositiveFloat = 32.0
+    """pairs with more turns than this within L keep θ"""
+    beta_slow: PositiveFloat = 1.0
+    """pairs with fewer turns than this within L get θ / s"""
+    attention_factor: PositiveFloat | None = None
+    """multiplies cos and sin; null: 0.1 ln s + 1"""
 
-    low = max(math.floor(pair_with_turns(scaling.beta_fast)), 0)
-    high = min(math.ceil(pair_with_turns(scaling.beta_slow)), dim - 1)
-    pair = torch.arange(len(theta), dtype=theta.dtype, device=theta.device)
-    slow = ((pair - low) / max(high - low, 0.001)).clamp(0, 1)
-    factor = scaling.attention_factor or 0.1 * math.log(scaling.factor) + 1
-    return theta * (1 - slow) + theta / scaling.factor * slow, factor
+    @model_validator(mode="after")
+    def _ramp_has_a_direction(self):
+        if self.beta_fast <= self.beta_slow:
+            raise ValueError(f"beta_fast {self.beta_fast} must be above beta_slow {self.beta_slow}")
+        return self
+
+    def stretched(self, theta, dim, base, length):
+        def pair_with_turns(turns: float) -> float:
+            return dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+        low = max(math.floor(pair_with_turns(self.beta_fast)), 0)
+        high = min(math.ceil(pair_with_turns(self.beta_slow)), dim - 1)
+        pair = torch.arange(len(theta), dtype=theta.dtype, device=theta.device)
+        slow = ((pair - low) / max(high - low, 0.001)).clamp(0, 1)
+        factor = self.attention_factor or 0.1 * math.log(self.factor) + 1
+        return theta * (1 - slow) + theta / self.factor * slow, factor
 
 
-def llama3(theta: Tensor, scaling: ScalingConfig, dim: int, base: float, length: int) -> tuple[Tensor, float]:
-    """θ / s for waves longer than L / low, θ for those shorter than L / high, a blend between. Llama 3.1, 2024."""
-    waves = length * theta / (2 * math.pi)  # turns within L
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    fast = ((waves - low) / (high - low)).clamp(0, 1)
-    return theta * fast + theta / scaling.factor * (1 - fast), 1.0
+class Llama3Scaling(Scaling):
+    """Long waves get θ / s, short ones keep θ, with a blend between (Llama 3.1, 2024)."""
+
+    rope_type: Literal["llama3"]
+    """name of the method"""
+    low_freq_factor: PositiveFloat = 1.0
+    """waves longer than L / this get θ / s"""
+    high_freq_factor: PositiveFloat = 4.0
+    """waves shorter than L / this keep θ"""
+
+    @model_validator(mode="after")
+    def _blend_has_a_direction(self):
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if high <= low:
+            raise ValueError(f"high_freq_factor {high} must be above low_freq_factor {low}")
+        return self
+
+    def stretched(self, theta, dim, base, length):
+        turns = length * theta / (2 * math.pi)  # within L
+        fast = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
+        return theta * fast + theta / self.factor * (1 - fast), 1.0
 
 
-SCALINGS = {"linear": linear, "ntk": ntk, "yarn": yarn, "llama3": llama3}
+AnyScaling = Annotated[LinearScaling | NtkScaling | YarnScaling | Llama3Scaling, Field(discriminator="rope_type")]

@@ -6,9 +6,10 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from base import InputError
-from model.attention import ATTENTIONS, causal_mask
+from model.attention import ATTENTIONS, AttentionInputs, causal_mask, masked
 from model.cache import Cache
 from model.config import ModelConfig
+from model.device import without_autocast
 from model.linear import Embedding, Linear, linear
 from model.position import build_position
 from settings import one_line
@@ -44,13 +45,13 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config)
         self.mlp = SwiGLU(config)
 
-    def forward(self, x: Tensor, *attention_inputs) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), *attention_inputs)
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), inputs)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Transformer(nn.Module):
-    """Llama-style decoder (Touvron et al. 2023) with the scheme of `config.position` behind three hooks."""
+    """Llama-style decoder (Touvron et al. 2023) with the scheme of `config.position` behind a few hooks."""
 
     def __init__(self, config: ModelConfig, seed: int | None = 0):
         """seed None leaves the weights on the meta device, for `load_state_dict(…, assign=True)` to bring."""
@@ -114,46 +115,62 @@ class Transformer(nn.Module):
     def hidden_states(self, input_ids: Tensor, cache: Cache | None = None, positions: Tensor | None = None) -> Tensor:
         """(B, T, hidden_size) after the last norm; arguments as in `forward`."""
         start = 0 if cache is None else cache.length
-        length = start + input_ids.shape[-1]
-        padding = None if positions is None else positions < 0
-        causal = positions is None and (start == 0 or length == start + 1)  # SDPA needs no mask for these
+        end = start + input_ids.shape[-1]
+        is_causal = positions is None and (start == 0 or end == start + 1)  # SDPA needs no mask for these
         if positions is None:
-            positions, last = torch.arange(start, length, device=input_ids.device), length - 1
+            positions, last = torch.arange(start, end, device=input_ids.device), end - 1
         else:
             last = int(positions.max())
         if self.position.max_length is not None and last >= self.position.max_length:
             raise IndexError(f"position {last} lies past the table of {self.position.max_length} positions")
-        k_positions = positions if cache is None else cache.key_positions(positions)
-
         x = self.embed_tokens(input_ids)
-        embedding = self.position.embedding(positions)
+        with without_autocast(x.device):  # positions are exact in any precision of the model
+            embedding = self.position.embedding(positions)
+            attention_inputs = self.attention_inputs(positions, cache, is_causal, x.dtype)
         if embedding is not None:
             x = x + embedding.to(x.dtype)
-        rotation = self.position.rotation(positions)
-        bias = self.position.bias(positions, k_positions)
-        mask = None if causal and bias is None else causal_mask(positions, k_positions)
-        if mask is not None and mask.dim() == 3:
-            mask = mask.unsqueeze(-3)  # one mask for all heads
-        biased = mask
-        if bias is not None:  # in four dimensions: given three, SDPA takes a slow path that copies all keys
-            biased = torch.where(mask, bias, float("-inf")).to(x.dtype).view(-1, *bias.shape[-3:])
-
-        for layer, block in enumerate(self.layers):
-            if self.config.position.acts_in(layer):
-                turn = tuple(t[layer] for t in rotation) if self.position.per_layer else rotation
-                x = block(x, turn, biased, cache, layer, padding)
-            else:
-                x = block(x, None, mask, cache, layer, padding)
+        for block, inputs in zip(self.layers, attention_inputs):
+            x = block(x, inputs)
         if cache is not None:
-            cache.length = length
+            cache.length = end
         return self.norm(x)
+
+    def attention_inputs(
+        self, positions: Tensor, cache: Cache | None, is_causal: bool, dtype: torch.dtype
+    ) -> list[AttentionInputs]:
+        """What the attention of each layer is told of tokens at positions (T,) or (B, T) that continue the cache.
+
+        is_causal: whether it knows without a mask what each token sees. dtype: of the scores.
+        """
+        scheme, k_positions = self.position, positions if cache is None else cache.key_positions(positions)
+        bias, content = scheme.bias(positions, k_positions), scheme if scheme.overrides("content_bias") else None
+        mask = None
+        if not is_causal or bias is not None or content is not None:
+            mask = causal_mask(positions, k_positions)
+            mask = mask.unsqueeze(-3) if mask.dim() == 3 else mask  # one mask for all heads
+
+        def merged(bias):
+            # in four dimensions: given three, SDPA takes a slow path that copies all keys
+            return mask if bias is None else masked(bias, mask).to(dtype).view(-1, *bias.shape[-3:])
+
+        masks = [merged(each) for each in bias] if isinstance(bias, list) else merged(bias)
+        hooks = scheme.rotation, scheme.key_rotation, scheme.temperature
+        contributed = [masks, *(hook(positions) for hook in hooks)]  # for all layers, or a list of that for each
+        inputs = [AttentionInputs(n, cache, positions, k_positions, mask) for n in range(len(self.layers))]
+        for layer, each in enumerate(inputs):
+            if scheme.acts_in(layer):
+                each.layout, each.content = scheme.layout, content
+                each.mask, each.rotation, each.key_rotation, each.temperature = (
+                    found[layer] if isinstance(found, list) else found for found in contributed
+                )
+        return inputs
 
 
 def with_position(model: Transformer, options: dict) -> Transformer:
     """Another model on the same weights, without a copy, with some options of its scheme replaced.
 
     {"scaling": {"rope_type": "yarn", "factor": 4}} reaches past the trained length. InputError: what the scheme
-    refuses, a scaling in place of one trained with, or what asks for other position parameters than the model has.
+    refuses, a scaling in place of one trained with, or what needs position parameters that this model does not have.
     """
     try:
         other = Transformer(model.config.with_position(options), seed=None)
@@ -163,5 +180,5 @@ def with_position(model: Transformer, options: dict) -> Transformer:
     except ValueError as error:
         raise InputError(str(error)) from None
     except RuntimeError:
-        raise InputError(f"position: {options} asks for other parameters than the model has") from None
+        raise InputError(f"position: {options} needs parameters that this model does not have") from None
     return other

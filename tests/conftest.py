@@ -1,19 +1,24 @@
 """What several test files need: every scheme by name, and tiny models whose weights are large enough to matter."""
 
+import re
+import runpy
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from torch import nn
 
 from model.config import ModelConfig
-from model.position import POSITIONS, Position
+from model.position import POSITIONS, Position, distances
 from model.transformer import Transformer
 
 torch.set_num_threads(1)  # tensors this small lose more by sharing than by waiting; 20 times where cores are taken
 
 
 class AddedWave(Position):
+    shift_invariant = False
+
     def __init__(self, config):
         super().__init__(config)
         self.direction = nn.Parameter(torch.linspace(-1.0, 1.0, config.hidden_size))
@@ -22,24 +27,49 @@ class AddedWave(Position):
         return positions[..., None].double().sin().float() * self.direction
 
 
-class OneSpeed(Position):
+class TwoSpeeds(Position):
+    """Queries shrink where keys grow, at another speed in each layer."""
+
     def __init__(self, config):
         super().__init__(config)
-        self.speeds = nn.Parameter(torch.full((config.head_dim // 2,), 0.7))
+        self.speeds = nn.Parameter(
+            torch.linspace(0.3, 0.9, config.num_hidden_layers)[:, None].repeat(1, config.head_dim // 2)
+        )
+
+    def turns(self, positions, sign):
+        size = 1.01 ** (sign * positions[..., None].double())
+        angles = [positions[..., None] * speeds.double() for speeds in self.speeds]
+        return [((size * angle.cos()).float(), (size * angle.sin()).float()) for angle in angles]
 
     def rotation(self, positions):
-        phases = positions[..., None] * self.speeds.double()
-        return phases.cos().float(), phases.sin().float()
+        return self.turns(positions, -1)
+
+    def key_rotation(self, positions):
+        return self.turns(positions, 1)
 
 
 class Nearness(Position):
+    """Another bias in each layer, and none in the first."""
+
     def __init__(self, config):
         super().__init__(config)
         self.slopes = nn.Parameter(torch.linspace(0.1, 0.5, config.num_attention_heads))
 
     def bias(self, q_positions, k_positions):
-        distances = (q_positions[..., :, None] - k_positions[..., None, :]).abs().sqrt()
-        return -self.slopes[:, None, None] * distances.unsqueeze(-3)
+        root = distances(q_positions, k_positions).abs().sqrt()
+        layers = range(1, self.config.num_hidden_layers)
+        return [None] * bool(layers) + [-self.slopes[:, None, None] * root * layer for layer in layers or [1]]
+
+
+class Sharpening(Position):
+    shift_invariant = False
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.strength = nn.Parameter(torch.linspace(0.5, 2.0, config.num_attention_heads))
+
+    def temperature(self, positions):
+        return self.strength[:, None] * positions.clamp(min=0).add(2).log()[..., None, :]
 
 
 ROOT = Path(__file__).parent.parent
@@ -62,12 +92,24 @@ def full(request) -> bool:
     return request.config.getoption("--full")
 
 
-THROWAWAY = {"throwaway_embedding": AddedWave, "throwaway_rotation": OneSpeed, "throwaway_bias": Nearness}
+def readme_schemes() -> dict[str, type[Position]]:
+    """The examples that README tells to put at the end of model/position.py, as they stand."""
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n### Add a scheme\n")[1].split("\n###")[0]
+    with TemporaryDirectory() as folder:  # in a file, from which options are read with their docs
+        file = Path(folder) / "readme_schemes.py"
+        code = re.findall(r"```python\n(.+?)```", section, flags=re.DOTALL)
+        file.write_text("\n".join(["from model.position import *", *code]), encoding="utf-8")
+        before = {*POSITIONS}
+        runpy.run_path(str(file), run_name=file.stem)
+    return {name: POSITIONS.pop(name) for name in {*POSITIONS} - before}
 
 
-@pytest.fixture(params=[*sorted(POSITIONS), *THROWAWAY])
+THROWAWAY = {cls.__name__: cls for cls in (AddedWave, TwoSpeeds, Nearness, Sharpening)} | readme_schemes()
+
+
+@pytest.fixture(params=[*sorted(POSITIONS), *sorted(THROWAWAY)])
 def scheme(request, monkeypatch) -> str:
-    """Every registered scheme, and one for each hook that only the tests register: what holds for all must for them."""
+    """Every registered scheme, and one for each hook that only tests and README know: what holds for all must for them."""
     if request.param in THROWAWAY:
         monkeypatch.setitem(POSITIONS, request.param, THROWAWAY[request.param])
     return request.param

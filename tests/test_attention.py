@@ -3,7 +3,7 @@ import cmath
 import pytest
 import torch
 
-from model.attention import SoftmaxAttention, causal_mask, rotate
+from model.attention import AttentionInputs, SoftmaxAttention, causal_mask, rotate
 from model.cache import Cache
 from model.config import ModelConfig
 
@@ -97,7 +97,8 @@ def test_attention_is_the_formula_written_out(heads, kv_heads, qk_norm, with_rot
     rotation = (phases[0].cos(), phases[0].sin()) if with_rotation else None
     mask = bias.masked_fill(torch.ones(4, 4).triu(1) > 0, float("-inf")) if with_bias else None
     expected = written_out_attention(attention, x, phases, bias, heads, kv_heads)
-    torch.testing.assert_close(attention(x, rotation, mask, None, 0), expected, rtol=0, atol=1e-12)
+    inputs = AttentionInputs(0, rotation=rotation, mask=mask)
+    torch.testing.assert_close(attention(x, inputs), expected, rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
@@ -105,7 +106,8 @@ def test_values_are_not_rotated():
     """Equal turns of all queries and keys cancel in the scores; in the values they would show."""
     attention, x = attention_of(4, 2), random(2, 5, 16)
     turns = [torch.full((5, 3), angle, dtype=torch.float64) for angle in (0.0, 1.0)]
-    outputs = [attention(x, (turn.cos(), turn.sin()), None, None, 0) for turn in turns]
+    turns = [(turn.cos(), turn.sin()) for turn in turns]
+    outputs = [attention(x, AttentionInputs(0, rotation=turn)) for turn in turns]
     torch.testing.assert_close(*outputs, rtol=0, atol=1e-13)
 
 
@@ -113,7 +115,7 @@ def test_values_are_not_rotated():
 def test_one_query_without_a_mask_sees_the_whole_cache():
     """is_causal aligns the first query with the first key: with it, decoding would see the first token alone."""
     attention, x, cache = attention_of(4, 2), random(2, 5, 16), Cache()
-    full = attention(x, None, None, None, 0)
-    attention(x[:, :4], None, None, cache, 0)
+    full, inputs = attention(x, AttentionInputs(0)), AttentionInputs(0, cache)
+    attention(x[:, :4], inputs)
     cache.length = 4
-    torch.testing.assert_close(attention(x[:, 4:], None, None, cache, 0), full[:, 4:], rtol=0, atol=1e-13)
+    torch.testing.assert_close(attention(x[:, 4:], inputs), full[:, 4:], rtol=0, atol=1e-13)

@@ -19,6 +19,7 @@ from data.tokenizer import TokenizerConfig, tokenizer_files, train_tokenizer
 from model.checkpoint import find_checkpoint, load_checkpoint, load_trainer, save_checkpoint
 from model.config import ModelConfig
 from model.generation import generate
+from model.position import build_position
 
 FILES = ["SHA256SUMS", "config.json", "model.safetensors"]
 HEADS = [(4, 4), (4, 2), (4, 1)]  # query heads, key and value heads
@@ -198,7 +199,7 @@ def test_the_share_of_turning_pairs_survives_how_transformers_rounds_it(head_dim
     for pairs in range(1, head_dim // 2):
         position = {"scheme": "rope", "partial": "p_rope", "fraction": 2 * pairs / head_dim}
         config = ModelConfig(head_dim=head_dim, position=position)
-        share = config.position.rope_parameters(config)["partial_rotary_factor"]
+        share = build_position(config).rope_parameters()["partial_rotary_factor"]
         assert int(share * head_dim // 2) == config.position.turning_pairs(config) == pairs
 
 

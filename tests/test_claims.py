@@ -16,10 +16,10 @@ import yaml
 from pydantic import ValidationError
 from torch import nn
 
-from model.attention import LinearAttention, SoftmaxAttention, rotate
+from model.attention import AttentionInputs, LinearAttention, SoftmaxAttention, rotate
 from model.cache import Cache
-from model.config import ModelConfig, position_config
-from model.position import POSITIONS, AlibiPosition, T5Position, build_position, ladder, phases
+from model.config import ModelConfig
+from model.position import POSITIONS, T5, Alibi, build_position, ladder, phases
 from model.transformer import Transformer
 from rotary_forms import rotation_matrix, to_half, to_interleaved
 
@@ -190,7 +190,7 @@ def test_values_carry_no_position(kind):
     layer, scheme, x = attention(kind=kind), build_position(config()), draw(1, 1, 32)
     values = layer.projected(x)[2].repeat_interleave(2, dim=-2)  # two query heads for each key head
     for position in (0, 1, 1000):
-        out = layer(x, scheme.rotation(torch.tensor([position])), None, cache=None, layer=0)
+        out = layer(x, AttentionInputs(0, rotation=scheme.rotation(torch.tensor([position]))))
         assert difference(out, layer.o_proj(values.flatten(-2))) < 1e-6
 
 
@@ -397,12 +397,12 @@ def test_unmasked_attention_without_positions_is_permutation_equivariant():
     everything = torch.ones(6, 6, dtype=torch.bool)
     results = {}
     for name, mask in (("unmasked", everything), ("causal", None)):
-        y, permuted = (layer(z, None, mask, cache=None, layer=0) for z in (x, x[:, order]))
+        y, permuted = (layer(z, AttentionInputs(0, mask=mask)) for z in (x, x[:, order]))
         results[name] = difference(permuted, y[:, order]), difference(permuted, y)
     assert results["unmasked"][0] < 1e-12 and results["unmasked"][1] > 0.01
     assert results["causal"][0] > 0.01
     rotation = build_position(config()).rotation(torch.arange(6))  # and with positions it does not hold even unmasked
-    y, permuted = (attention()(z, rotation, everything, cache=None, layer=0) for z in (x, x[:, order]))
+    y, permuted = (attention()(z, AttentionInputs(0, rotation=rotation, mask=everything)) for z in (x, x[:, order]))
     assert difference(permuted, y[:, order]) > 0.01
 
 
@@ -433,18 +433,16 @@ def test_only_absolute_schemes_count_equal_tokens(scheme):
     assert (difference(logits[:1], logits) > CHANGED) if absolute else (difference(logits[:1], logits) < SAME)
 
 
-@pytest.mark.parametrize("scheme", POSITIONS)
 def test_a_shift_by_1000_is_seen_by_absolute_schemes_alone(scheme):
     """Claim: relative schemes do not see a shift of the whole text. Holds: logits stay for none, rope, alibi and t5.
 
-    A scheme is absolute where it adds something to the embeddings: those of sinusoidal and learned change.
+    Those of sinusoidal and learned change. Each class says which it is.
     """
     model, ids, positions = transformer(scheme), tokens(2, 12), torch.arange(12).expand(2, -1)
-    absolute = model.position.embedding(positions) is not None
     with torch.no_grad():
         change = difference(model(ids, positions=positions + 1000), model(ids, positions=positions))
         assert difference(model(ids, positions=positions), model(ids)) < SAME
-    assert (change > CHANGED) if absolute else (change < SAME)
+    assert (change < SAME) if model.position.shift_invariant else (change > CHANGED)
 
 
 @pytest.mark.parametrize("scheme", POSITIONS)
@@ -582,7 +580,7 @@ def test_alibi_is_added_after_the_scaling():
         12: [2.0**-h for h in range(1, 9)] + [2.0 ** -(h + 0.5) for h in range(0, 4)],
     }
     for heads, expected in slopes.items():
-        assert AlibiPosition.slopes(heads) == pytest.approx(expected, rel=1e-15)
+        assert Alibi.slopes(heads) == pytest.approx(expected, rel=1e-15)
 
     layer, x, positions = attention("alibi"), draw(1, 5, 32), torch.arange(5)
     distance = (positions[:, None] - positions).double()
@@ -593,13 +591,13 @@ def test_alibi_is_added_after_the_scaling():
     weights = scores.masked_fill(distance < 0, float("-inf")).softmax(-1)
     expected = layer.o_proj((weights @ v.repeat_interleave(2, dim=1)).transpose(1, 2).flatten(-2))
     mask = bias.double().masked_fill(distance < 0, float("-inf"))
-    assert difference(layer(x, None, mask, cache=None, layer=0), expected) < 1e-6
+    assert difference(layer(x, AttentionInputs(0, mask=mask)), expected) < 1e-6
 
 
 def test_t5_distances_share_buckets_that_grow():
     """Claim: 16 single distances, then 16 ranges up to 128, then one bucket. Raffel et al. 2020, section 2.1. Holds."""
     first = [*range(17), 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
-    buckets = T5Position.buckets(torch.arange(1001), 32, 128)
+    buckets = T5.buckets(torch.arange(1001), 32, 128)
     assert [buckets.tolist().index(bucket) for bucket in range(32)] == first
     assert (buckets.diff() >= 0).all() and buckets[-1] == 31
 
@@ -620,7 +618,7 @@ def test_the_normalizer_of_linear_attention_stays_unrotated():
     assert weights.min() < 0 and weights.sum(-1).min() < 0 and (plain.sum(-1) > 0).all()
     expected = (weights @ v) / plain.sum(-1, keepdim=True)
     expected = layer.o_proj(expected.transpose(0, 1).flatten(-2))[None]
-    assert difference(layer(x, rotation, None, cache=None, layer=0), expected) < 1e-5
+    assert difference(layer(x, AttentionInputs(0, rotation=rotation)), expected) < 1e-5
     rotated_sum = layer.o_proj(((weights @ v) / weights.sum(-1, keepdim=True)).transpose(0, 1).flatten(-2))[None]
     assert difference(rotated_sum, expected) > CHANGED
 
@@ -720,4 +718,4 @@ def test_the_docs_give_every_option_and_its_default():
     shown = {options["scheme"]: options for options in yaml.safe_load_all(block)}
     assert shown.keys() == POSITIONS.keys()
     for scheme, options in shown.items():
-        assert options == position_config(scheme).model_dump()
+        assert options == POSITIONS[scheme].Options(scheme=scheme).model_dump()

@@ -1,8 +1,8 @@
 import pytest
 from pydantic import ValidationError
 
-from model.config import ModelConfig, position_config
-from model.position import POSITIONS, build_position
+from model.config import ModelConfig
+from model.position import POSITIONS, build_position, position_options
 from settings import one_line
 
 
@@ -46,7 +46,7 @@ def test_odd_heads_are_refused_only_where_pairs_are_rotated():
 def test_a_name_is_short_for_a_mapping(scheme):
     by_name, by_mapping = (ModelConfig(position=value) for value in (scheme, {"scheme": scheme}))
     assert by_name == by_mapping
-    assert by_name.position == position_config(scheme) and by_name.position.scheme == scheme
+    assert by_name.position == position_options(scheme) and by_name.position.scheme == scheme
 
 
 def test_a_dumped_config_comes_back_with_the_options_of_its_scheme():

@@ -258,7 +258,7 @@ def test_every_setting_is_described():
         return [cls, *(found for below in cls.__subclasses__() for found in all_below(below))]
 
     ours = [cls for cls in all_below(FrozenConfig) if not cls.__module__.startswith(("test", "conftest"))]
-    assert {"Config", "CompareConfig", "RopeConfig", "TokenizerConfig"} <= {cls.__name__ for cls in ours}
+    assert {"Config", "CompareConfig", "Rope.Options", "TokenizerConfig"} <= {cls.__qualname__ for cls in ours}
     fields = {f"{cls.__name__}.{name}": field for cls in ours for name, field in cls.model_fields.items()}
     assert not [name for name, field in fields.items() if not field.description]
 

@@ -124,20 +124,28 @@ def written_out(model, tokens):
     with torch.no_grad():
         model(torch.from_numpy(tokens.astype(numpy.int64))[None])
     [hook.remove() for hook in hooks]
-    positions = torch.arange(length)
-    rotation, bias = model.position.rotation(positions), model.position.bias(positions, positions)
+    scheme, positions = model.position, torch.arange(length)
     d, scores = config.head_dim, torch.full((2, 4, length, length), -math.inf, dtype=torch.float64)
     for layer, (x, block) in enumerate(zip(inputs, model.layers)):
         attention = block.self_attn
+        rotation, key_rotation, bias, temperature = (
+            found[layer] if isinstance(found, list) else found
+            for found in (scheme.rotation(positions), scheme.key_rotation(positions),
+                          scheme.bias(positions, positions), scheme.temperature(positions))
+        )  # fmt: skip
         q, k = ((x @ p.weight.T).view(length, -1, d).detach() for p in (attention.q_proj, attention.k_proj))
+        if scheme.overrides("content_bias"):  # those of the tests look at x alone
+            bias = scheme.content_bias(layer, x[None], q, k, positions, positions, *scheme.kept(layer, x[None]))[0]
         if rotation is not None:
-            z = torch.polar(torch.ones(()).double(), torch.atan2(rotation[1].double(), rotation[0].double()))[:, None]
-            q, k = (torch.complex(t[..., : d // 2], t[..., d // 2 :]) * z for t in (q, k))
+            turns = (torch.complex(*(t.double() for t in how))[:, None] for how in (rotation, key_rotation or rotation))
+            q, k = (torch.complex(t[..., : d // 2], t[..., d // 2 :]) * z for t, z in zip((q, k), turns))
         for head in range(4):
             for i in range(length):
+                factor = 1.0 if temperature is None else temperature[head, i].item()
                 for j in range(i + 1):
-                    score = (q[i, head] * k[j, head // 2].conj()).sum().real / math.sqrt(d)
-                    scores[layer, head, i, j] = score + (0.0 if bias is None else bias[head, i, j].item())
+                    score = factor * (q[i, head] * k[j, head // 2].conj()).sum().real / math.sqrt(d)
+                    added = 0.0 if bias is None else bias.expand(4, -1, -1)[head, i, j].item()
+                    scores[layer, head, i, j] = score + added
     return scores.softmax(dim=-1), scores
 
 
@@ -252,7 +260,7 @@ def test_sizes_by_hand(tiny_config):
 
 
 def test_only_what_is_added_to_the_embeddings_has_a_size(scheme, tiny_model):
-    adds = scheme in ("sinusoidal", "learned", "throwaway_embedding")
+    adds = scheme in ("sinusoidal", "learned", "AddedWave")
     assert (embedding_rms(tiny_model(scheme))["position"] is not None) == adds
 
 

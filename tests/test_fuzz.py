@@ -28,7 +28,6 @@ from configs import Config, load_config
 from data.corpus import DataConfig, load_corpus
 from data.tokenizer import END_OF_TEXT, load_tokenizer
 from model.checkpoint import find_checkpoint, load_checkpoint, load_trainer
-from model.config import POSITION_CONFIGS
 from model.position import POSITIONS
 from settings import FrozenConfig
 from tiny import call, run_config
@@ -337,8 +336,8 @@ def mappings(config, depth=0):
         inner = isinstance(annotation, type) and issubclass(annotation, FrozenConfig) and name != "position"
         entries[name] = mappings(annotation, depth + 1) | VALUES if inner else VALUES
     if "position" in entries:
-        schemes = [mappings(options).map(lambda m, s=scheme: {**m, "scheme": s}) for scheme, options in
-                   POSITION_CONFIGS.items()]  # fmt: skip
+        schemes = [mappings(position.Options).map(lambda m, s=scheme: {**m, "scheme": s})
+                   for scheme, position in POSITIONS.items()]  # fmt: skip
         entries["position"] = strategies.one_of(strategies.sampled_from(sorted(POSITIONS)), *schemes, VALUES)
     some = strategies.fixed_dictionaries({}, optional=entries)
     stranger = strategies.dictionaries(strategies.text(max_size=6), SCALARS, max_size=1)

@@ -51,10 +51,28 @@ def tensor(numbers):
     return torch.tensor(numbers, dtype=torch.float64)
 
 
+def tensors_in(found):
+    """Those in nested lists and tuples, in order."""
+    if isinstance(found, list | tuple):
+        return [tensor for each in found for tensor in tensors_in(each)]
+    return [] if found is None else [found]
+
+
 def hooks(position, positions):
-    """All that a scheme contributes, as a list of tensors."""
-    found = [position.embedding(positions), position.bias(positions, positions), *(position.rotation(positions) or ())]
-    return [tensor for tensor in found if tensor is not None]
+    """All that a scheme says of positions alone, as a list of tensors."""
+    of_positions = position.embedding, position.rotation, position.key_rotation, position.temperature
+    return tensors_in([position.bias(positions, positions), *(hook(positions) for hook in of_positions)])
+
+
+def said_in_a_pass(model, positions, **precision):
+    """What the hooks of a scheme return while the model runs, as a list of tensors."""
+    said = []
+    for name in ("embedding", "rotation", "key_rotation", "bias", "temperature"):
+        hook = getattr(model.position, name)
+        setattr(model.position, name, lambda *args, hook=hook: said.append(hook(*args)) or said[-1])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, **precision):
+        model(torch.zeros(1, len(positions), dtype=torch.long), positions=positions[None])
+    return tensors_in(said)
 
 
 @pytest.mark.parametrize("name", ["rope", "learned_theta"])
@@ -126,7 +144,7 @@ def test_attention_receives_exact_angles_at_large_positions(name, precision, tin
     """Angles in bfloat16 collide (error 2.0 at position 2,047), in float32 they are off by 0.03 at 1,048,575."""
     model = Transformer(tiny_config(name)).to(torch.bfloat16 if precision == "bfloat16" else torch.float32)
     received = []
-    model.layers[1].self_attn.register_forward_pre_hook(lambda module, args: received.append(args[1]))
+    model.layers[1].self_attn.register_forward_pre_hook(lambda module, args: received.append(args[1].rotation))
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
         model(torch.zeros(1, len(LARGE), dtype=torch.long), positions=torch.tensor([LARGE]))
     for got, function in zip(received[0], (math.cos, math.sin)):
@@ -136,12 +154,11 @@ def test_attention_receives_exact_angles_at_large_positions(name, precision, tin
 
 
 def test_neither_bfloat16_models_nor_autocast_reach_the_position_maths(scheme, tiny_model):
-    model = tiny_model(scheme, torch.float32)
-    positions = torch.tensor(LARGE).clamp(max=(model.position.max_length or math.inf) - 1).long()
-    expected = hooks(model.position, positions)
-    with torch.autocast("cpu", torch.bfloat16):
-        under_autocast = hooks(model.position, positions)
-    in_bfloat16 = hooks(model.bfloat16().position, positions)
+    models = [tiny_model(scheme, torch.float32) for _ in range(3)]
+    positions = torch.tensor(LARGE).clamp(max=(models[0].position.max_length or math.inf) - 1).long()
+    expected = said_in_a_pass(models[0], positions, enabled=False)
+    under_autocast = said_in_a_pass(models[1], positions)
+    in_bfloat16 = said_in_a_pass(models[2].bfloat16(), positions, enabled=False)
     for want, *got in zip(expected, under_autocast, in_bfloat16, strict=True):
         assert want.dtype == torch.float32 and all(torch.equal(want, tensor) for tensor in got)
 
@@ -150,14 +167,16 @@ def test_exactly_one_hook_acts(scheme, tiny_model):
     """Two encodings at once, because one of them is on by default."""
     position, positions = tiny_model(scheme).position, torch.arange(3)
     found = [position.embedding(positions), position.rotation(positions), position.bias(positions, positions)]
-    assert sum(part is not None for part in found) == (scheme != "none")
+    acting = [part is not None for part in (*found, position.temperature(positions))]
+    assert sum(acting) + position.overrides("content_bias") == (scheme != "none")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_position_parameters_stay_float32(scheme, dtype, tiny_model):
+def test_position_parameters_are_float32_or_better(scheme, dtype, tiny_model):
     model = tiny_model(scheme, torch.float32).to(dtype)
     assert model.embed_tokens.weight.dtype == dtype
-    assert all(parameter.dtype == torch.float32 for parameter in model.position.parameters())
+    expected = torch.promote_types(dtype, torch.float32)
+    assert all(parameter.dtype == expected for parameter in model.position.parameters())
 
 
 def test_rows_with_their_own_positions_get_what_each_alone_would(scheme, tiny_model):

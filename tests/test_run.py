@@ -5,7 +5,7 @@ import pytest
 
 from base import InputError
 from configs import load_config
-from model.config import RopeConfig
+from model.position import Rope
 from tiny import run_config
 from training.run import RunFolder
 
@@ -76,7 +76,7 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path, override):
         begin(RunFolder(config))
 
 
-ROPE_KEYS = [f"model.position.{key}" for key in RopeConfig.model_fields if key != "scaling"]  # null, as if missing
+ROPE_KEYS = [f"model.position.{key}" for key in Rope.Options.model_fields if key != "scaling"]  # null, as if missing
 
 
 @pytest.mark.parametrize(

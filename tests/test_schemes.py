@@ -8,11 +8,11 @@ import transformers
 from pydantic import ValidationError
 
 from base import InputError
-from model.attention import rotate
+from model.attention import AttentionInputs, rotate
 from model.cache import Cache
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import ModelConfig
-from model.position import AlibiPosition, T5Position, build_position, ladder
+from model.position import POSITIONS, T5, Alibi, build_position, ladder
 from model.transformer import Transformer
 from settings import one_line
 
@@ -64,7 +64,7 @@ def test_learned_positions_start_as_large_as_token_embeddings():
 
 @pytest.mark.parametrize("heads", SLOPES)
 def test_alibi_slopes(heads):
-    assert AlibiPosition.slopes(heads) == pytest.approx(SLOPES[heads], rel=1e-15)
+    assert Alibi.slopes(heads) == pytest.approx(SLOPES[heads], rel=1e-15)
 
 
 def test_alibi_bias_is_minus_slope_times_distance():
@@ -75,15 +75,15 @@ def test_alibi_bias_is_minus_slope_times_distance():
 
 def test_t5_buckets_begin_where_t5_has_them():
     first = torch.tensor(FIRST_DISTANCE_OF_BUCKET)
-    assert T5Position.buckets(first, 32, 128).tolist() == list(range(32))
-    assert T5Position.buckets(first[1:] - 1, 32, 128).tolist() == list(range(31))
-    assert T5Position.buckets(torch.tensor([128, 200, 1000, 10**6]), 32, 128).tolist() == [31] * 4
+    assert T5.buckets(first, 32, 128).tolist() == list(range(32))
+    assert T5.buckets(first[1:] - 1, 32, 128).tolist() == list(range(31))
+    assert T5.buckets(torch.tensor([128, 200, 1000, 10**6]), 32, 128).tolist() == [31] * 4
 
 
 def test_t5_buckets_are_those_of_transformers():
     distance = torch.arange(300)
     theirs = transformers.models.t5.modeling_t5.T5Attention._relative_position_bucket(-distance, False, 32, 128)
-    assert torch.equal(T5Position.buckets(distance, 32, 128), theirs)
+    assert torch.equal(T5.buckets(distance, 32, 128), theirs)
 
 
 def test_partial_rotation_turns_what_it_names():
@@ -193,7 +193,7 @@ def test_scaling_can_be_given_to_a_model_trained_without_it(tmp_path):
 )
 def test_layers_left_out_compute_as_without_positions(position):
     """`every` names the first and last of three layers: swapping what the middle one gets must not change it."""
-    acting = [model(position | {"every": every}).config.position for every in (2, [0, 2])]
+    acting = [model(position | {"every": every}).position for every in (2, [0, 2])]
     assert [[p.acts_in(layer) for layer in range(3)] for p in acting] == [[False, True, False], [True, False, True]]
     some, all_, none = model(position | {"every": [1]}), model(position), model("none")
     seen = {}
@@ -289,7 +289,8 @@ def test_linear_attention_is_the_quadratic_form_with_rotations_in_the_numerator_
             normalizer = sum(dot(phi(q[m][h]), phi(k[n][h])) for n in range(m + 1))
             rows += [sum(w * v[n][h][c] for n, w in enumerate(weights)) / normalizer for c in range(8)]
     expected = torch.tensor(rows, dtype=torch.float64).view(7, 32) @ attention.o_proj.weight.T
-    got = attention(x, built.position.rotation(torch.arange(7)), None, None, 0)[0]
+    turn = built.position.rotation(torch.arange(7))
+    got = attention(x, AttentionInputs(0, rotation=turn, layout="interleaved"))[0]
     assert (got - expected).abs().max() < 1e-6 * expected.abs().max()  # cos and sin are float32
 
 
@@ -301,7 +302,28 @@ def test_the_state_of_linear_attention_does_not_grow():
     assert [tensor.shape for tensor in cache.layers[0]] == before == [(1, 4, 8, 8), (1, 4, 1, 8)]
 
 
-@pytest.mark.parametrize("scheme", ["alibi", "t5"])
-def test_linear_attention_refuses_a_bias_and_names_both_keys(scheme):
-    with pytest.raises(ValidationError, match=f"attention 'linear' .* position '{scheme}'"):
-        config(scheme, attention="linear")
+def test_linear_attention_refuses_what_changes_scores(scheme):
+    """Any scheme that does, one of a user's too: it would compute what `none` does, without a word."""
+    if POSITIONS[scheme].overrides("bias", "temperature", "content_bias"):
+        with pytest.raises(ValidationError, match=f"attention 'linear' .* position '{scheme}'"):
+            config(scheme, attention="linear")
+    else:
+        linear, without = (model(name, attention="linear")(ids(1, 9)) for name in (scheme, "none"))
+        assert torch.equal(linear, without) == (scheme == "none")
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
+def test_content_is_seen_and_kept_in_float32(precision, monkeypatch, scheme):
+    """Sums of gates over a long text are lost in bfloat16."""
+    seen, cache = [], Cache()
+    if not POSITIONS[scheme].overrides("content_bias"):
+        return
+    built, hook = model(scheme), POSITIONS[scheme].content_bias
+    monkeypatch.setattr(POSITIONS[scheme], "content_bias", lambda *args: seen.extend(args) or hook(*args))
+    if precision == "bfloat16":
+        built.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
+        built(ids(1, 9), cache)
+    floats = [each.dtype for each in seen if torch.is_tensor(each) and each.is_floating_point()]
+    assert len(floats) == 4 * len(built.layers) and {*floats} == {torch.float32}
+    assert cache.layers[0][0].dtype == torch.bfloat16 and cache.layers[0][2].dtype == torch.float32

@@ -98,7 +98,7 @@ def test_attention_receives_the_bias_as_it_is(tiny_model, tokens, monkeypatch):
     """It is added to scores that were divided by √d, and may not be divided with them."""
     monkeypatch.setitem(POSITIONS, "private", type("Private", (Position,), {"bias": lambda self, q, k: BIAS}))
     model, masks = tiny_model("private"), []
-    model.layers[1].self_attn.register_forward_pre_hook(lambda module, args: masks.append(args[2]))
+    model.layers[1].self_attn.register_forward_pre_hook(lambda module, args: masks.append(args[1].mask))
     model(tokens(2, 3))
     x = float("-inf")
     assert masks[0].tolist() == [[[[h, x, x], [h, h, x], [h, h, h]] for h in (1.5, -2.0, 0.25, 3.0)]]
@@ -153,8 +153,8 @@ def test_the_weights_are_shared_and_a_move_of_one_model_does_not_move_the_other(
         ("rope", {"bas": 5}, "bas.*base"),
         ("rope", {"scaling": {"rope_type": "stretch", "factor": 4}}, "stretch"),
         ("alibi", {"scaling": {"rope_type": "yarn", "factor": 4}}, "scaling"),
-        ("learned", {"max_length": 999}, "other parameters"),
-        ("none", {"scheme": "learned"}, "other parameters"),
+        ("learned", {"max_length": 999}, "parameters that this model"),
+        ("none", {"scheme": "learned"}, "parameters that this model"),
     ],
 )
 def test_options_that_the_weights_do_not_fit_are_refused(scheme, options, message, tiny_model):
