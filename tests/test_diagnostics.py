@@ -134,8 +134,9 @@ def written_out(model, tokens):
                           scheme.bias(positions, positions), scheme.temperature(positions))
         )  # fmt: skip
         q, k = ((x @ p.weight.T).view(length, -1, d).detach() for p in (attention.q_proj, attention.k_proj))
-        if scheme.overrides("content_bias"):  # those of the tests look at x alone
-            bias = scheme.content_bias(layer, x[None], q, k, positions, positions, *scheme.kept(layer, x[None]))[0]
+        if scheme.overrides("content_bias"):
+            seen = x[None], q.transpose(0, 1)[None], k.transpose(0, 1)[None], positions, positions
+            bias = scheme.content_bias(layer, *seen, *scheme.kept(layer, x[None]))[0]
         if rotation is not None:
             turns = (torch.complex(*(t.double() for t in how))[:, None] for how in (rotation, key_rotation or rotation))
             q, k = (torch.complex(t[..., : d // 2], t[..., d // 2 :]) * z for t, z in zip((q, k), turns))

@@ -325,5 +325,6 @@ def test_content_is_seen_and_kept_in_float32(precision, monkeypatch, scheme):
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
         built(ids(1, 9), cache)
     floats = [each.dtype for each in seen if torch.is_tensor(each) and each.is_floating_point()]
-    assert len(floats) == 4 * len(built.layers) and {*floats} == {torch.float32}
-    assert cache.layers[0][0].dtype == torch.bfloat16 and cache.layers[0][2].dtype == torch.float32
+    assert len(floats) >= 3 * len(built.layers) and {*floats} == {torch.float32}
+    keys, values, *kept = cache.layers[0]
+    assert {keys.dtype, values.dtype} == {torch.bfloat16} and all(each.dtype == torch.float32 for each in kept)

@@ -48,9 +48,9 @@ def test_one_seed_gives_one_start_and_leaves_the_global_random_state(scheme, tin
 
 
 @torch.no_grad()
-def test_every_scheme_but_none_changes_the_logits(scheme, tiny_config, tokens):
+def test_every_scheme_but_none_changes_the_logits(scheme, tiny_model, tokens):
     ids = tokens(2, 10)
-    logits, without = (Transformer(tiny_config(name))(ids) for name in (scheme, "none"))
+    logits, without = (tiny_model(name)(ids) for name in (scheme, "none"))
     assert torch.equal(logits, without) == (scheme == "none")
 
 
