@@ -90,7 +90,7 @@ def _check_sum(file):
     if file.name == TOKENIZER and not any(line.endswith(f"  {TOKENIZER}") for line in lines):
         return  # a checkpoint from before it had one
     if f"{_sum(file)}  {file.name}" not in lines:
-        raise InputError(f"{file}: damaged or changed, its SHA-256 is not that in {SUMS}")
+        raise InputError(f"{file}: damaged or changed: its SHA-256 differs from that in {SUMS}")
 
 
 def find_checkpoint(folder: Path) -> Path:
@@ -102,7 +102,9 @@ def find_checkpoint(folder: Path) -> Path:
         return folder
     complete = complete_checkpoints(folder) or _numbered(folder, "checkpoint-")
     if not complete:
-        raise InputError(f"{folder}: neither a run folder with a checkpoint nor a checkpoint folder with a config.json")
+        raise InputError(
+            f"{folder}: expected a run folder with a checkpoint, or a checkpoint folder with a config.json"
+        )
     return complete[max(complete)]
 
 
@@ -139,7 +141,7 @@ def load_checkpoint(
         if name not in wanted:
             raise InputError(f"{place}: holds {shown!r:.80}, which the model in config.json does not have")
         if shape != (expected := list(wanted[name].shape)):
-            raise InputError(f"{place}: {shown!r:.80} has shape {shape}, its config.json says {expected}")
+            raise InputError(f"{place}: {shown!r:.80}: expected shape {expected}, as in config.json, got {shape}")
     if missing := wanted.keys() - places.keys():
         raise InputError(f"{folder}: no weights for {', '.join(sorted(missing)[:3])} ({len(missing)} missing)")
     tensors = {name: tensor for place in files for name, tensor in _tensors(place, places).items()}
@@ -158,7 +160,7 @@ def _places(files):
             for shown in stored.keys():
                 name = _inner_name(shown)
                 if name in places:
-                    raise InputError(f"{file}: holds {shown!r:.80}, which {places[name][0].name} holds too")
+                    raise InputError(f"{file}: holds {shown!r:.80}, as does {places[name][0].name}")
                 if not name.endswith("rotary_emb.inv_freq"):  # derived from the config
                     places[name] = file, shown, stored.get_slice(shown).get_shape()
     return places
@@ -172,7 +174,9 @@ def _tensors(file, places):
                 # Copied to where torch would put it: elsewhere the last bits of a product may differ.
                 tensors[name] = stored.get_tensor(shown).clone()
                 if tensors[name].dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-                    raise InputError(f"{file}: {shown!r:.80} is {tensors[name].dtype}, expected floating-point weights")
+                    raise InputError(
+                        f"{file}: {shown!r:.80}: expected floating-point weights, got {tensors[name].dtype}"
+                    )
     return tensors
 
 
@@ -203,14 +207,14 @@ def _check_sizes(file, config, shapes):
     """Compares config.json with the tensors' own shapes, before a model is built for which no memory suffices."""
     layers = len({name.split(".")[1] for name in shapes if name.startswith("layers.")})
     if config.num_hidden_layers != layers:
-        raise InputError(f"{file}: has {layers} layers, its config.json says {config.num_hidden_layers}")
+        raise InputError(f"{file}: expected {config.num_hidden_layers} layers, as in config.json, got {layers}")
     heads, groups = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     first = {"self_attn.q_proj": heads, "self_attn.k_proj": groups, "mlp.up_proj": config.intermediate_size}
     rows = {"embed_tokens": config.vocab_size, **{f"layers.0.{name}": size for name, size in first.items()}}
     for name, size in rows.items():
         shape, expected = shapes.get(f"{name}.weight"), [size, config.hidden_size]
         if shape not in (None, expected):
-            raise InputError(f"{file}: model.{name}.weight has shape {shape}, its config.json says {expected}")
+            raise InputError(f"{file}: model.{name}.weight: expected shape {expected}, as in config.json, got {shape}")
 
 
 def load_trainer(folder: Path) -> dict:
@@ -226,7 +230,7 @@ def load_trainer(folder: Path) -> dict:
     except Exception as error:  # a damaged file raises anything, from EOFError to RuntimeError
         raise InputError(f"{file}: missing, cut short or damaged ({type(error).__name__})") from error
     if not isinstance(content, dict):
-        raise InputError(f"{file}: holds a {type(content).__name__}, not a mapping")
+        raise InputError(f"{file}: expected a mapping, got {type(content).__name__}")
     return content
 
 
@@ -234,12 +238,12 @@ def read_json(file: Path) -> dict:
     """The mapping in a JSON file; InputError names the file otherwise."""
     try:
         if file.exists() and not (file.is_file() and file.stat().st_size <= MAX_JSON):
-            raise ValueError(f"no file of at most {MAX_JSON:,} bytes")
+            raise ValueError(f"expected a file of at most {MAX_JSON:,} bytes")
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{file}: missing, cut short or not JSON ({error})") from error
     if not isinstance(content, dict):
-        raise InputError(f"{file}: holds a {type(content).__name__}, not a mapping")
+        raise InputError(f"{file}: expected a mapping, got {type(content).__name__}")
     return content
 
 
@@ -277,5 +281,5 @@ def _weight_files(folder: Path) -> list[Path]:
         return [folder / WEIGHTS]
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise InputError(f"{index}: weight_map must give the name of a file for each tensor")
+        raise InputError(f"{index}: weight_map: expected the name of a file for each tensor")
     return [folder / Path(name).name for name in sorted(set(names.values()))]

@@ -70,14 +70,14 @@ def check_agreement(file: Path, stored: dict, config: ModelConfig) -> None:
     for key in ours | theirs:
         if ours.get(key) != theirs.get(key):
             raise InputError(
-                f"{file}: {key} is {theirs.get(key)!r:.80}, but its own position, qk_norm, attention and "
+                f"{file}: {key} is {theirs.get(key)!r:.80}, but position, qk_norm, attention and "
                 f"attention_bias make it {ours.get(key)!r:.80}"
             )
 
 
 def _require(file, stored, key, value):
     if stored.get(key, value) != value:
-        raise InputError(f"{file}: {key} is {stored[key]!r:.60}, only {value!r} is known here")
+        raise InputError(f"{file}: {key}: expected {value!r}, got {stored[key]!r:.60}")
 
 
 def _model_config(file, values):
@@ -93,13 +93,13 @@ def _model_config(file, values):
 def _of_transformers(file, stored):
     model_type = stored.get("model_type")
     if not isinstance(model_type, str) or model_type not in DEFAULTS:
-        raise InputError(f"{file}: model_type is {model_type!r:.60}, {', '.join(DEFAULTS)} can be read")
+        raise InputError(f"{file}: model_type: expected one of {', '.join(DEFAULTS)}, got {model_type!r:.60}")
     values = DEFAULTS[model_type] | stored | {"attention": "softmax", "qk_norm": model_type == "qwen3"}
     if model_type == "mistral":
         _require(file, values, "sliding_window", None)
     layer_types = stored.get("layer_types") or []
     if not isinstance(layer_types, list) or any(each != "full_attention" for each in layer_types):
-        raise InputError(f"{file}: layer_types is {layer_types!r:.60}, only 'full_attention' is known here")
+        raise InputError(f"{file}: layer_types: expected 'full_attention' alone, got {layer_types!r:.60}")
     if model_type in ("mistral", "qwen2"):  # which have no such key
         values["attention_bias"] = "qkv" if model_type == "qwen2" else False
     shape = _model_config(file, values | {"position": "none"})
@@ -112,7 +112,9 @@ def _position(file, values, shape):
     if values["model_type"] == "smollm3":
         rotated = values.get("no_rope_layers")
         if not isinstance(rotated, list) or len(rotated) < shape.num_hidden_layers:
-            raise InputError(f"{file}: no_rope_layers is {rotated!r:.60}, not a list with a number for each layer")
+            raise InputError(
+                f"{file}: no_rope_layers: expected a list with a number for each layer, got {rotated!r:.60}"
+            )
         layers = [layer for layer, turns in enumerate(rotated[: shape.num_hidden_layers]) if turns]
         if not layers:
             return {"scheme": "none"}
@@ -124,7 +126,7 @@ def _position(file, values, shape):
         position |= {"partial": "p_rope", "fraction": 2 * int(share * shape.head_dim // 2) / shape.head_dim}
         rope_type = "linear" if "factor" in rope else "default"
     elif share != 1:
-        raise InputError(f"{file}: partial_rotary_factor is {share!r:.60}, only 1 is known here for {rope_type!r:.60}")
+        raise InputError(f"{file}: partial_rotary_factor: expected 1 for {rope_type!r:.60}, got {share!r:.60}")
     return position | {"scaling": None if rope_type == "default" else {"rope_type": rope_type, **rope}}
 
 
@@ -134,7 +136,7 @@ def _rope_parameters(file, stored):
     for key in ("rope_scaling", "rope_parameters"):
         found[key] = stored.get(key) or {}
         if not isinstance(found[key], dict):
-            raise InputError(f"{file}: {key} is {found[key]!r:.60}, not a mapping")
+            raise InputError(f"{file}: {key}: expected a mapping, got {found[key]!r:.60}")
         found[key] = {"rope_type" if name == "type" else name: value for name, value in found[key].items()}
     old, new = found.values()
     if "rope_scaling" in stored:

@@ -148,7 +148,7 @@ def test_generate(run, capsys, arguments, expected):
 
 def test_a_folder_that_is_no_run(tmp_path, capsys):
     for folder in (tmp_path, tmp_path / "none"):
-        assert f"{folder}: neither a run folder" in refusal(capsys, generate, folder, "--prompt", "x")
+        assert f"{folder}: expected a run folder" in refusal(capsys, generate, folder, "--prompt", "x")
 
 
 def test_an_empty_prompt_where_no_token_can_begin(run, tmp_path, capsys):
