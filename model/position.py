@@ -19,6 +19,7 @@ class Position(nn.Module):
 
     max_length: int | None = None  # number of positions the scheme knows; None: any
     per_layer: bool = False  # whether rotation() has a leading dimension of num_hidden_layers
+    measured: dict[str, str] = {}  # name: words for each series that metrics() gives
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -127,6 +128,8 @@ class LearnedThetaPosition(RotaryPosition):
     The parameter is Δ log θ, the drift from the ladder: in the logarithm no step can turn a frequency's sign,
     and the start is exactly that of `rope`.
     """
+
+    measured = {"theta_drift": "|Δ log θ| of each pair"}
 
     def __init__(self, config):
         super().__init__(config)
