@@ -97,7 +97,7 @@ def gather(
     chosen = {variant: best for variant, runs in logged.items() if (best := best_rate(runs))}
     if baseline not in chosen:
         said = f"baseline {baseline!r}: all its runs diverged, the first at {diverged[baseline][0].diverged}"
-        raise InputError(f"{said}; variants with runs that did not: {', '.join(chosen) or 'none'}")
+        raise InputError(f"{said}; those that did not: {', '.join(chosen) or 'none'}")
     runs = {
         variant: [measure(folders[run.folder], run, corpus_of, evaluate_with) for run in some]
         for variant, some in chosen.items()

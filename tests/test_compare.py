@@ -12,10 +12,13 @@ import yaml
 import compare as program
 from base import InputError
 from browser import BROWSER, check_layout, look
-from comparison.compare import compare
+from comparison.commands import compare
 from comparison.design import load_comparison
+from comparison.inference import Spread
+from comparison.results import Point
 from comparison.tables import context_table, main_table
 from made_up import results, run
+from model.position import POSITIONS
 from tiny import before_step, call, config_file, replace_path, rows, weights
 from training import loop
 from training.loop import Trainer
@@ -87,8 +90,8 @@ def test_each_learning_rate_has_runs_of_its_own_name(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "overrides", "expected"),
     [
-        ({"baseline": "rop"}, [], "baseline 'rop' is not a variant, those are rope, theta"),
-        ({"seeds": [1, 1]}, [], "seeds .* twice"),
+        ({"baseline": "rop"}, [], "baseline: expected one of the variants rope, theta, got 'rop'"),
+        ({"seeds": [1, 1]}, [], "seeds: expected no value twice, got"),
         ({"seeds": []}, [], "seeds"),
         ({"variants": {}}, [], "variants"),
         ({"variants": {"../x": {}}, "baseline": "../x"}, [], "variants"),
@@ -110,7 +113,7 @@ def test_a_comparison_that_cannot_be_is_refused_before_any_run(tmp_path, changes
 
 def test_summary_by_hand():
     def measured(seed, loss, far, speed):
-        by_context = [[16, loss], [64, far]]
+        by_context = [(16, loss), (64, far)]
         return run(seed, loss, loss_by_context=by_context, position_parameters=8, tokens_per_second=speed)
 
     runs = {
@@ -118,20 +121,20 @@ def test_summary_by_hand():
         "b": [measured(0, 2.25, 6.0, 10), measured(1, 2.5, None, 10), measured(2, 5.0, 6.0, 10)],
     }
     found = results(runs, "a")
-    summary = found["summary"]
-    assert summary["a"]["val_loss"] == {"mean": 3.0, "sd": pytest.approx(math.sqrt(3.5 / 2))}
-    assert summary["b"]["val_bits_per_byte"]["mean"] == pytest.approx((2.25 + 2.5 + 5) / 6)
+    summary = found.summary
+    assert summary["a"].val_loss == Spread(3.0, pytest.approx(math.sqrt(3.5 / 2)))
+    assert summary["b"].val_bits_per_byte.mean == pytest.approx((2.25 + 2.5 + 5) / 6)
     # by seed: 0.25, 0, 0.5; the spread between seeds cancels
-    difference = summary["b"]["difference"]
-    assert (difference["mean"], difference["sd"], difference["n"]) == (0.25, pytest.approx(0.25), 3)
-    assert difference["p"] == difference["p_holm"] == pytest.approx(0.22540333, rel=1e-6)  # scipy: stats.ttest_rel
-    assert (summary["a"]["difference"]["mean"], summary["a"]["difference"]["p_holm"]) == (0, None)
-    assert [point["mean"] for point in summary["a"]["loss_by_context"]] == [3.0, 4.0]
-    assert summary["b"]["loss_by_context"][1] == {"x": 64, "mean": None, "sd": None, "low": None, "high": None}
-    assert [(p["x"], p["low"], p["high"]) for p in summary["a"]["curve"]] == [(2000, 3.0, 8.0), (4000, 2.0, 4.5)]
-    assert summary["b"]["difference_curve"][0]["mean"] == 0.5
-    assert (summary["a"]["tokens_per_second"], summary["b"]["position_parameters"]) == (20, 8)
-    assert results({"a": runs["a"][:1]}, "a")["summary"]["a"]["val_loss"] == {"mean": 2.0, "sd": None}
+    difference = summary["b"].difference
+    assert (difference.mean, difference.sd, difference.n) == (0.25, pytest.approx(0.25), 3)
+    assert difference.p == difference.p_holm == pytest.approx(0.22540333, rel=1e-6)  # scipy: stats.ttest_rel
+    assert (summary["a"].difference.mean, summary["a"].difference.p_holm) == (0, None)
+    assert [point.mean for point in summary["a"].loss_by_context] == [3.0, 4.0]
+    assert summary["b"].loss_by_context[1] == Point(None, None, 64, None, None)
+    assert [(p.x, p.low, p.high) for p in summary["a"].curve] == [(2000, 3.0, 8.0), (4000, 2.0, 4.5)]
+    assert summary["b"].difference_curve[0].mean == 0.5
+    assert (summary["a"].tokens_per_second, summary["b"].position_parameters) == (20, 8)
+    assert results({"a": runs["a"][:1]}, "a").summary["a"].val_loss == Spread(2.0, None)
 
     header, _, a, b, *_ = main_table(found).markdown().splitlines()
     assert header.count("|") == a.count("|") == b.count("|")
@@ -194,6 +197,20 @@ def test_a_sweep_reports_all_rates_and_uses_the_best(tmp_path):
     assert re.search(r"^\| rope \| 1e-05 \| \d\.\d+ \|  \|$", text, re.M)
 
 
+def test_any_metric_of_a_scheme_is_reported(tmp_path, monkeypatch):
+    """A number, two entries, and two for each of two layers, whose means count."""
+    logged = {"heat": 2.0, "speeds": [1.0, 3.0], "depths": [[1.0, 5.0], [3.0, 1.0]]}
+    monkeypatch.setattr(POSITIONS["alibi"], "measured", {name: f"{name} of it" for name in logged})
+    monkeypatch.setattr(POSITIONS["alibi"], "metrics", lambda _: logged)
+    text = run_comparison(tmp_path, variants={"rope": {}, "alibi": {"model.position": "alibi"}}, seeds=[0])
+    summary = json.loads((tmp_path / "runs" / "cmp" / "results.json").read_text(encoding="utf-8"))["summary"]
+    found = summary["alibi"]["scheme_metrics"]
+    at_end = {name: [(point["x"], point["mean"]) for point in metric["at_end"]] for name, metric in found.items()}
+    assert at_end == {"heat": [(0, 2)], "speeds": [(0, 1), (1, 3)], "depths": [(0, 2), (1, 3)]}
+    assert [(point["x"], point["mean"]) for point in found["depths"]["largest"]] == [(n * 64, 3) for n in (1, 2, 3, 4)]
+    assert "- alibi ends with a speeds (speeds of it) of up to 3 " in text and summary["rope"]["scheme_metrics"] == {}
+
+
 WILD = {"train.learning_rate": 1e38, "train.min_learning_rate": 1e38}
 ADAMW = {"train.steps": 4, "train.eval_every": 2, "train.optimizer": "adamw"}
 
@@ -236,13 +253,13 @@ def test_a_variant_that_diverges_wholly_is_told_also_side_by_side_and_from_its_f
     assert call(program, path, "--jobs", 2) == 2
     said = capsys.readouterr().err.splitlines()
     why = "step 1: validation loss nan at train.learning_rate 1e+38"
-    assert said[-1] == f"error: baseline 'wild': all its runs diverged, the first at {why}; another that held is rope"
+    assert said[-1] == f"error: baseline 'wild': all its runs diverged, the first at {why}; those that did not: rope"
     out = tmp_path / "runs" / "cmp"
-    assert f"{out / 'wild-seed0'} has diverged: {why}; the others go on" in said
+    assert f"{out / 'wild-seed0'} has diverged: {why}; the other runs continue" in said
     assert call(program, path, "--jobs", 2, "baseline=rope") == 0
     text = capsys.readouterr().out
     assert columns(text, 7) == ["baseline", "diverged"]
-    assert "wild diverged with learning rate 1e+38, seed 0: in every run, so that it has no numbers." in text
+    assert "wild diverged with learning rate 1e+38, seed 0: in every run, so it has no numbers." in text
     assert call(program, "--runs", out / "rope-seed0", out / "wild-seed0", "--out", tmp_path / "report") == 0
     assert columns(capsys.readouterr().out, 7) == ["baseline", "diverged"]
 
@@ -346,7 +363,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(done, tmp_path, monkeypa
 @pytest.mark.parametrize("override", ["train.learning_rate=0.02", "train.steps=5", "variants.theta={}"])
 def test_runs_made_with_other_settings_are_not_mixed_in(again, monkeypatch, override):
     no_training(monkeypatch)
-    with pytest.raises(InputError, match="was made with another (train|model).*remove it or use another name"):
+    with pytest.raises(InputError, match="was made with other values of (train|model).*remove it or use another name"):
         run_comparison(again, override)
 
 

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from comparison import losses
+from comparison.losses import loss_by_context, loss_by_position
 from model.config import ModelConfig
 from model.transformer import Transformer
 from training import evaluation
-from training.evaluation import bits_per_byte, evaluate, loss_by_context, loss_by_position
+from training.evaluation import bits_per_byte, evaluate
 
 CONTEXT, VOCAB = 8, 29
 
@@ -152,7 +154,7 @@ def test_scored_blocks_lie_side_by_side_where_all_of_them_fit():
 
 
 def test_scored_blocks_are_spread_from_the_first_to_the_last_possible(monkeypatch):
-    monkeypatch.setattr(evaluation, "TARGETS", 6)
+    monkeypatch.setattr(losses, "TARGETS", 6)
     stream = tokens(133)
     nats = Bigram().nats(stream)  # nats[i] is that of token i + 1
     expected = sum(nats[30:32] + nats[80:82] + nats[130:132]) / 6
@@ -234,7 +236,7 @@ def test_the_last_bin_ends_with_the_window_whatever_the_context(context):
 
 
 def test_windows_of_the_loss_by_position_are_spread_from_the_first_to_the_last(monkeypatch):
-    monkeypatch.setattr(evaluation, "POSITION_TOKENS", 24)
+    monkeypatch.setattr(losses, "POSITION_TOKENS", 24)
     stream = tokens(100)
     nats = Bigram().nats(stream)
     found = dict(loss_by_position(Bigram(), stream, CONTEXT, 1))  # at 0, round(45.5) and 91
