@@ -19,12 +19,8 @@ def parse_arguments() -> Namespace:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs to train at the same time")
     parser.add_argument("--list", action="store_true", help="only print a train.py command for each run")
     parser.add_argument("--runs", nargs="+", type=Path, metavar="FOLDER", help="only report on these runs")
-    parser.add_argument(
-        "--baseline", metavar="NAME", help="with --runs: the variant to compare with (default: the first)"
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="with --runs: the report's folder (default: runs/report)"
-    )
+    parser.add_argument("--baseline", metavar="NAME", help="with --runs: variant to compare with (default: the first)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="with --runs: report folder (default: runs/report)")
     args = parser.parse_intermixed_args()
     if bool(args.config) == bool(args.runs):
         parser.error("expected either a CONFIG.yaml or --runs with folders")

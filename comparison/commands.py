@@ -3,7 +3,6 @@
 import os
 import platform
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +18,16 @@ from comparison.results import Results
 from comparison.schedule import train_all
 from comparison.summary import best_rate, summarize, sweep
 from configs import Config
-from data.corpus import Corpus
 from data.synthetic import TRAINED_LENGTHS, task_of
 from training.loop import train
 from training.run import RunFolder
 from training.versions import versions
 
 SAME_START = "All variants of a seed start from the same shared initial weights and see the same batches."
-OTHER_START = (
-    "The variants differ in more than positions, as the table of settings shows: they may not start from the same "
-    "weights or see the same batches."
-)
-FOUND = (
-    "These runs were found, not planned together: they may differ in more than the table of settings shows, such as "
-    "the version of the program."
-)
+OTHER_START = "The variants differ in more than positions, and so perhaps in their initial weights and batches."
+FOUND = "These runs were found, not planned: they may differ in more than their settings, as in the program's version."
 CONTEXTS_DIFFER = "The trained contexts differ, and with them the context that each loss is scored with"
-TOKENIZERS_DIFFER = (
-    "The tokenizers differ: losses are compared only in bits per byte of the same text. Losses by context and by "
-    "position, which are per token, are left out."
-)
+TOKENIZERS_DIFFER = "The tokenizers differ: losses are in bits per byte, and those of single tokens are left out."
 CPU = Path("/proc/cpuinfo")
 
 
@@ -63,8 +52,7 @@ def compare(
     corpora.load(every[0].data)  # before several processes would all tokenize it
     train_all(every, train, jobs, arguments)
     groups = {variant: [open_run(config.folder) for config in runs] for variant, runs in configs.items()}
-    options = comparison.evaluate_with
-    results = gather(groups, comparison.baseline, options, corpora.of, comparison.name, planned=True)
+    results = gather(groups, comparison.baseline, comparison.name, corpora, comparison)
     return write(results, comparison.folder, comparison=comparison.model_dump(mode="json"))
 
 
@@ -73,19 +61,14 @@ def report(folders: list[Path], baseline: str | None, out: Path) -> str:
     groups = group([open_run(folder) for folder in folders])
     baseline = baseline or next(iter(groups))
     if baseline not in groups:
-        raise InputError(f"--baseline: expected one of the variants {', '.join(groups)}, got {baseline!r}")
-    return write(gather(groups, baseline, {}, Corpora().of, out.name, planned=False), out)
+        raise InputError(f"--baseline: expected one of {', '.join(groups)}, got {baseline!r}")
+    return write(gather(groups, baseline, out.name, Corpora()), out)
 
 
 def gather(
-    groups: dict[str, list[RunFolder]],
-    baseline: str,
-    evaluate_with: dict[str, dict[str, Any]],
-    corpus_of: Callable[[RunFolder], Corpus],
-    name: str,
-    planned: bool,
+    groups: dict[str, list[RunFolder]], baseline: str, name: str, corpora: Corpora, plan: CompareConfig | None = None
 ) -> Results:
-    """The results of finished runs. groups: the runs of each variant; planned: whether one config made them.
+    """The results of finished runs. groups: the runs of each variant; plan: the comparison that they were made for.
 
     Runs that diverged are listed, and in no mean. InputError where the runs can't be compared, or all runs of the
     baseline diverged.
@@ -99,13 +82,13 @@ def gather(
         said = f"baseline {baseline!r}: all its runs diverged, the first at {diverged[baseline][0].diverged}"
         raise InputError(f"{said}; those that did not: {', '.join(chosen) or 'none'}")
     runs = {
-        variant: [measure(folders[run.folder], run, corpus_of, evaluate_with) for run in some]
+        variant: [measure(folders[run.folder], run, corpora.of, plan.evaluate_with if plan else {}) for run in some]
         for variant, some in chosen.items()
     }
     apart = differing({variant: folders[(runs.get(variant) or some)[0].folder] for variant, some in logged.items()})
     keys = {key for own in apart.values() for key in own}
     alike = all(key.startswith("model.position.") or key.endswith("learning_rate") for key in keys)
-    notes = [(SAME_START if alike else OTHER_START) if planned else FOUND]
+    notes = [(SAME_START if alike else OTHER_START) if plan else FOUND]
     contexts = sorted({run.config.model.max_position_embeddings for run in folders.values()})
     if len(contexts) > 1:
         notes.append(f"{CONTEXTS_DIFFER} ({', '.join(map(str, contexts))} tokens).")

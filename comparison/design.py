@@ -42,9 +42,7 @@ class CompareConfig(FrozenConfig):
     @model_validator(mode="after")
     def _fits_together(self):
         if self.baseline not in self.variants:
-            raise ValueError(
-                f"baseline: expected one of the variants {', '.join(self.variants)}, got {self.baseline!r}"
-            )
+            raise ValueError(f"baseline: expected one of {', '.join(self.variants)}, got {self.baseline!r}")
         for key in ("seeds", "learning_rates"):
             if len(set(getattr(self, key))) < len(getattr(self, key)):
                 raise ValueError(f"{key}: expected no value twice, got {getattr(self, key)}")
@@ -91,10 +89,7 @@ def base_file(comparison: CompareConfig, path: str) -> Path:
 
 
 def run_overrides(comparison: CompareConfig, variant: str) -> list[dict[str, Any]]:
-    """dotted.key: value of each run of a variant, over the base.
-
-    InputError where the comparison sets a key that each run sets itself.
-    """
+    """dotted.key: value of each run of a variant, over the base; InputError for a key that each run sets itself."""
     own, runs = _dotted(comparison.settings) | _dotted(comparison.variants[variant]), []
     for rate in comparison.learning_rates or [None]:
         swept = {} if rate is None else {"train.learning_rate": rate}
@@ -102,7 +97,7 @@ def run_overrides(comparison: CompareConfig, variant: str) -> list[dict[str, Any
             name = f"{variant}{'' if rate is None else f'-lr{rate}'}-seed{seed}".replace("+", "")  # as in 1e+16
             place = {**swept, "seed": seed, "name": name, "runs_dir": str(comparison.folder)}
             if taken := [key for key in own if key in place]:
-                raise InputError(f"{taken[0]}: expected none here, each run sets its own {', '.join(place)}")
+                raise InputError(f"{taken[0]}: cannot be set here, each run sets its own {', '.join(place)}")
             runs.append({**own, **place})
     return runs
 

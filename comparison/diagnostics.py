@@ -121,15 +121,14 @@ def embedding_rms(model: Transformer) -> EmbeddingRms:
     return EmbeddingRms(rms(model.embed_tokens.weight), None if added is None else rms(added))
 
 
-def decode_speed(model: Transformer, prompt_tokens: int | None = None, new_tokens: int | None = None) -> float:
+def decode_speed(model: Transformer) -> float:
     """Tokens/s of one sequence decoded with a cache, after the prompt: the inverse of the median time of a token.
 
-    None: half of the trained context each, so that every scheme has the positions.
+    Prompt and answer are half of the trained context each, so that every scheme has the positions.
     """
-    half = max(1, model.config.max_position_embeddings // 2)
-    prompt = torch.zeros(prompt_tokens or half, dtype=torch.long, device=model.output_weight.device)
-    moments = []
-    for ids in generate(model, prompt, new_tokens or max(2, half), temperature=0.0):
+    half, moments = max(1, model.config.max_position_embeddings // 2), []
+    prompt = torch.zeros(half, dtype=torch.long, device=model.output_weight.device)
+    for ids in generate(model, prompt, max(2, half), temperature=0.0):
         ids.item()  # waits for the device
         moments.append(time.perf_counter())
     return 1 / statistics.median(after - before for before, after in zip(moments, moments[1:]))

@@ -27,25 +27,15 @@ VERSION = 1  # raise it when the same model gives other numbers
 
 def read_run(run: RunFolder) -> Run | LoggedRun:
     """What a run logged, losses in nats per token; a Run where it diverged."""
-    config = run.config
-    described = {
-        "folder": str(run.path),
-        "seed": config.seed,
-        "learning_rate": config.train.learning_rate,
-        "diverged": run.divergence(),
-        "config": config.model_dump(mode="json"),
-    }
-    if described["diverged"]:
-        return Run(**described)
-    rows = run.metrics()
-    evaluations = [row for row in rows if "val_loss" in row]
-    steps = [row for row in rows if "train_loss" in row]
-    metrics = POSITIONS[config.model.position.scheme].measured
+    seed, learning_rate, config = run.config.seed, run.config.train.learning_rate, run.config.model_dump(mode="json")
+    described = Run(str(run.path), seed, learning_rate, run.divergence(), config)
+    if described.diverged:
+        return described
+    rows, metrics = run.metrics(), POSITIONS[run.config.model.position.scheme].measured
+    evaluations, steps = ([row for row in rows if key in row] for key in ("val_loss", "train_loss"))
     return LoggedRun(
-        **described,
-        tokens=evaluations[-1]["tokens"],
-        val_loss=evaluations[-1]["val_loss"],
-        val_bits_per_byte=evaluations[-1]["val_bits_per_byte"],
+        **vars(described),
+        **{key: evaluations[-1][key] for key in ("tokens", "val_loss", "val_bits_per_byte")},
         curve=[(row["tokens"], row["val_loss"]) for row in evaluations],
         grad_norm=[(row["tokens"], row["grad_norm"]) for row in steps if row.get("grad_norm")],
         scheme_metrics={name: _scheme_metric(name, words, steps) for name, words in metrics.items()},
@@ -66,17 +56,11 @@ def _entries(value: float | list[float] | list[list[float]]) -> list[float]:
     return [statistics.fmean(layers) for layers in zip(*entries)] if isinstance(entries[0], list) else entries
 
 
-def measure(
-    run: RunFolder,
-    logged: LoggedRun,
-    corpus_of: Callable[[RunFolder], Corpus],
-    evaluate_with: dict[str, dict[str, Any]],
-) -> MeasuredRun:
-    """The logged numbers of a finished run, and what is measured of its model.
+def measure(run: RunFolder, logged: LoggedRun, corpus_of: Callable, evaluate_with: dict[str, dict]) -> MeasuredRun:
+    """The logged numbers of a finished run, and those measured of its model, which measurements.json keeps.
 
-    evaluate_with: name and other position options under which the same model is evaluated once more, where its
-    scheme takes them. measurements.json in the run's folder keeps what is measured; corpus_of is called only for
-    what it lacks.
+    corpus_of: the Corpus of a run; called only for what isn't kept yet. evaluate_with: name and other position options
+    under which the same model is evaluated once more, where its scheme takes them.
     """
     checkpoint, file = run.checkpoint(run.config.train.steps), run.path / "measurements.json"
     with (checkpoint / WEIGHTS).open("rb") as weights:
@@ -98,15 +82,11 @@ def measure(
         return _evaluate(model, corpus) | _look_inside(model, corpus, run.config.seed)
 
     others = {n: o for n, o in evaluate_with.items() if not isinstance(with_options(run.config.model, o), str)}
-    numbers = remembered("model", {}, everything)
-    numbers = numbers | {
-        "attention": numbers["attention"] and Attention(**numbers["attention"]),
-        "embedding_rms": {when: EmbeddingRms(**sizes) for when, sizes in numbers["embedding_rms"].items()},
-        "evaluated_with": {
-            name: Evaluation(**remembered(f"with {name}", options, _evaluate)) for name, options in others.items()
-        },
-    }
-    return MeasuredRun(**vars(logged), **numbers)
+    numbers = dict(remembered("model", {}, everything))
+    numbers["attention"] = numbers["attention"] and Attention(**numbers["attention"])
+    numbers["embedding_rms"] = {when: EmbeddingRms(**sizes) for when, sizes in numbers["embedding_rms"].items()}
+    others = {name: Evaluation(**remembered(f"with {name}", options, _evaluate)) for name, options in others.items()}
+    return MeasuredRun(**vars(logged), **numbers, evaluated_with=others)
 
 
 def _evaluate(model, corpus: Corpus) -> dict:
@@ -151,10 +131,7 @@ class Corpora:
         return found[0]
 
     def of(self, run: RunFolder) -> Corpus:
-        """The corpus of a run, perhaps loaded from another place that its text has moved to.
-
-        InputError where the text is no longer the one it was trained on.
-        """
+        """The corpus of a run, whose text may have moved; InputError where it is no longer the text of the run."""
         known, text = _made_of_text(run.config.data), run.corpus()["hash"]
         moved = [corpus for data, corpus in self.loaded if corpus.hash == text and _made_of_text(data) == known]
         corpus = moved[0] if moved else self.load(run.config.data)

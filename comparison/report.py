@@ -20,8 +20,7 @@ body { margin: 0 auto; padding: 1rem; max-width: 76rem; overflow-wrap: anywhere;
   color: var(--ink); background: var(--paper); }
 :root { --ink: #1a1a1a; --paper: #ffffff; --line: #c8c8c8; --soft: #f3f3f3; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e6e6; --paper: #16181c; --line: #454a52; --soft: #22262c; } }
-h1 { font-size: 1.6rem; margin: 0.5rem 0; }
-h2 { font-size: 1.2rem; margin: 2rem 0 0.5rem; }
+h1 { font-size: 1.6rem; margin: 0.5rem 0; } h2 { font-size: 1.2rem; margin: 2rem 0 0.5rem; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1.5rem; }
 figure { margin: 0; min-width: 0; }
 figure svg { width: 100%; height: auto; max-width: 40rem; display: block; }
@@ -31,11 +30,8 @@ table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: ta
 th, td { padding: 0.25rem 0.6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 thead th { background: var(--soft); vertical-align: bottom; white-space: normal; min-width: 4.5rem; }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--soft); }
-details { margin: 0.3rem 0; font-size: 0.875rem; }
-summary { cursor: pointer; }
-li { margin: 0.3rem 0; }
-ul { padding-left: 1.2rem; }
-li:first-child { font-weight: 600; }
+details { margin: 0.3rem 0; font-size: 0.875rem; } summary { cursor: pointer; }
+ul { padding-left: 1.2rem; } li { margin: 0.3rem 0; } li:first-child { font-weight: 600; }
 h3 { font-size: 1rem; margin: 0.5rem 0; }
 """
 MOST_ROWS = 24  # of a table under a plot; results.json has all
@@ -46,11 +42,11 @@ def write(results: Results, folder: Path, **more: Any) -> str:
 
     more: further keys of results.json. InputError where the folder can't be written.
     """
-    pictures = [plot for plot in plots(results) if plot.name in ("loss", "context")]
-    text = markdown(results, [(plot.title, f"{plot.name}.svg") for plot in pictures])
-    files = {f"{plot.name}.svg": svg_file(plot) for plot in pictures}
+    pictures = {f"{plot.name}.svg": plot for plot in plots(results) if plot.name in ("loss", "context")}
+    text = markdown(results, {file: plot.title for file, plot in pictures.items()})
     numbers = json.dumps({**asdict(results), **more}, indent=1, allow_nan=False)
-    files |= {"report.html": html(results), "report.md": text, "results.json": numbers}
+    files = {"report.html": html(results), "report.md": text, "results.json": numbers}
+    files |= {file: svg_file(plot) for file, plot in pictures.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
@@ -72,10 +68,10 @@ def chosen_tables(results: Results) -> list[Table]:
     return [table for table in made if len(table.header) > 1]
 
 
-def markdown(results: Results, pictures: list[tuple[str, str]] = ()) -> str:
-    """The report for a README or a pull request; pictures: title and file of each that it shows."""
+def markdown(results: Results, pictures: dict[str, str]) -> str:
+    """The report for a README or a pull request; pictures: the files to show and their titles."""
     parts = [f"# {results.name}", _setting(results), "\n".join(f"- {said}" for said in sentences(results))]
-    parts += [f"![{title}]({file})" for title, file in pictures]
+    parts += [f"![{title}]({file})" for file, title in pictures.items()]
     parts += [f"## {table.title}\n\n{table.markdown()}" for table in chosen_tables(results)]
     return "\n\n".join([*parts, _made_with(results)]) + "\n"
 

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Mapping
+from dataclasses import fields
 
 from comparison import results
 from comparison.inference import Difference, holm, mean_and_spread, paired
@@ -37,50 +38,46 @@ def summarize(runs: Mapping[str, list[results.MeasuredRun]], baseline: str) -> d
     differences = {variant: paired(losses, final[baseline]) for variant, losses in final.items()}
     tested = {variant: found.p for variant, found in differences.items() if variant != baseline}
     corrected = holm({variant: p for variant, p in tested.items() if p is not None})
-    return {
-        variant: results.VariantSummary(
-            learning_rate=measured[0].learning_rate,
+    summary = {}
+    for variant, measured in runs.items():
+        one = measured[0]
+        summary[variant] = results.VariantSummary(
+            learning_rate=one.learning_rate,
             seeds=[run.seed for run in measured],
             val_loss=mean_and_spread([run.val_loss for run in measured]),
             val_bits_per_byte=mean_and_spread([run.val_bits_per_byte for run in measured]),
             difference=Difference(**vars(differences[variant]), p_holm=corrected.get(variant)),
-            curve=_over_seeds([run.curve for run in measured]),
+            curve=_over_seeds(measured, "curve"),
             difference_curve=_differences(measured, runs[baseline]),
-            grad_norm=_over_seeds([run.grad_norm for run in measured]),
+            grad_norm=_over_seeds(measured, "grad_norm"),
             scheme_metrics={
-                name: results.SchemeMetric(
-                    metric.words,
-                    _over_seeds([run.scheme_metrics[name].largest for run in measured]),
-                    _over_seeds([run.scheme_metrics[name].at_end for run in measured]),
-                )
-                for name, metric in measured[0].scheme_metrics.items()
+                name: _scheme_metric([run.scheme_metrics[name] for run in measured]) for name in one.scheme_metrics
             },
             **vars(_evaluation(measured)),
             evaluated_with={
-                name: _evaluation([run.evaluated_with[name] for run in measured]) for name in measured[0].evaluated_with
+                name: _evaluation([run.evaluated_with[name] for run in measured]) for name in one.evaluated_with
             },
-            attention=measured[0].attention,
-            embedding_rms=measured[0].embedding_rms,
-            position_parameters=measured[0].position_parameters,
-            parameters=measured[0].parameters,
+            attention=one.attention,
+            embedding_rms=one.embedding_rms,
+            position_parameters=one.position_parameters,
+            parameters=one.parameters,
             tokens_per_second=statistics.median(run.tokens_per_second for run in measured),
             decode_tokens_per_second=statistics.median(run.decode_tokens_per_second for run in measured),
         )
-        for variant, measured in runs.items()
-    }
+    return summary
 
 
-def _evaluation(measured: list[results.Evaluation]) -> results.Evaluation[list[results.Point]]:
-    return results.Evaluation(
-        _over_seeds([one.loss_by_context for one in measured]),
-        _over_seeds([one.loss_by_position for one in measured]),
-        _over_seeds([one.exact_match for one in measured]),
-    )
+def _scheme_metric(some: list[results.SchemeMetric]) -> results.SchemeMetric:
+    return results.SchemeMetric(some[0].words, _over_seeds(some, "largest"), _over_seeds(some, "at_end"))
 
 
-def _over_seeds(curves: list[results.Pairs | None]) -> list[results.Point]:
-    """The points at the x that all runs have."""
-    first, *others = [dict(map(tuple, curve or ())) for curve in curves]
+def _evaluation(some: list[results.Evaluation]) -> results.Evaluation:
+    return results.Evaluation(*(_over_seeds(some, field.name) for field in fields(results.Evaluation)))
+
+
+def _over_seeds(some: list, key: str) -> list[results.Point]:
+    """The points of an attribute's curves at the x that all of them have."""
+    first, *others = [dict(map(tuple, getattr(one, key) or ())) for one in some]
     points = []
     for x in [x for x in first if all(x in other for other in others)]:
         values = [curve[x] for curve in (first, *others)]

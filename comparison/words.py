@@ -17,14 +17,9 @@ def sentences(results: Results) -> list[str]:
     family = sum(difference.p is not None for difference in others.values())
     said += [_difference(variant, difference, baseline, unit, family) for variant, difference in others.items()]
     if "within the noise" in verdicts:
-        said.append(
-            "Within the noise is no evidence of being equal: any difference inside the interval fits these runs."
-        )
+        said.append("Within the noise is no evidence of equality: any difference in the interval fits these runs.")
     if "no claim" in verdicts:
-        said.append(
-            f"With fewer than {MIN_SEEDS} seeds the noise is unknown: no interval and no p-value is given, and no "
-            "claim is made about what is better."
-        )
+        said.append(f"With fewer than {MIN_SEEDS} seeds the noise is unknown: there is no interval, p-value or claim.")
     said += results.notes + _matches(results) + _courses(summary, others, baseline) + _far(results)
     said += _scheme_metrics(summary) + _rates(results.sweep, summary)
     said.append(
@@ -95,8 +90,9 @@ def _courses(summary: Summary, others: dict[str, Difference], baseline: str) -> 
         if not behind:
             never.append(variant)
         elif behind[-1] < curve[-1].x:
-            last = count(behind[-1])
-            said.append(f"{variant} is behind {baseline} up to {last} training tokens, and not after that.")
+            said.append(
+                f"{variant} is behind {baseline} up to {count(behind[-1])} training tokens, and not after that."
+            )
         else:
             base, last = summary[baseline].curve, summary[variant].curve[-1].mean
             as_good = next((point.x for point in base if point.mean <= last), base[-1].x)
@@ -155,7 +151,5 @@ def _rates(sweep: dict[str, list[RateSpread]], summary: Summary) -> list[str]:
     for variant, row in summary.items():
         used, tried = row.learning_rate, [rate.learning_rate for rate in sweep[variant]]
         if len(tried) > 1 and used in (min(tried), max(tried)):
-            said.append(
-                f"The best learning rate of {variant}, {used:g}, is at the edge of those tried: others may be better."
-            )
+            said.append(f"{variant} is best at the edge of the learning rates tried, {used:g}: others may be better.")
     return said

@@ -186,7 +186,7 @@ def test_who_does_not_care_looks_everywhere_alike(tiny_model):
     assert found.distances[-1] == (9, 15) and numpy.allclose(found.largest_logit, 0)
 
 
-def test_who_does_not_care_but_for_alibi_looks_back_as_far_as_its_slope_says(tiny_model):
+def test_equal_keys_under_alibi_are_seen_as_far_as_its_slope_says(tiny_model):
     model, text = tiny_model("alibi"), stream(32)
     with torch.no_grad():
         for block in model.layers:
@@ -229,19 +229,14 @@ def test_a_low_precision_model_is_looked_at_in_float32(tiny_model):
 # Sizes and speed
 
 
-def test_an_added_encoding_starts_at_the_size_of_the_token_embeddings():
+@pytest.mark.parametrize(
+    ("position", "size"), [("sinusoidal", 0.05), ("learned", 0.05), ({"scheme": "sinusoidal", "rms": 0.7}, 0.7)]
+)
+def test_an_added_encoding_starts_at_the_size_of_the_embeddings_or_its_own(position, size):
     """Or it drowns them, or they it, and the comparison is one of sizes."""
-    for scheme in ("sinusoidal", "learned"):
-        shape = dict(vocab_size=500, hidden_size=256, num_hidden_layers=1, num_attention_heads=4)
-        sizes = embedding_rms(Transformer(ModelConfig(**shape, initializer_range=0.05, position=scheme)))
-        assert (sizes.tokens, sizes.position) == (pytest.approx(0.05, rel=0.02),) * 2
-
-
-def test_a_raw_encoding_shows_its_size(tiny_config):
-    raw = {"scheme": "sinusoidal", "rms": math.sqrt(0.5)}
-    sizes = embedding_rms(Transformer(tiny_config(raw, hidden_size=128, vocab_size=1000, initializer_range=0.02)))
-    assert sizes.position == pytest.approx(math.sqrt(0.5), rel=1e-6)
-    assert sizes.tokens == pytest.approx(0.02, rel=0.02)
+    shape = dict(vocab_size=500, hidden_size=256, num_hidden_layers=1, num_attention_heads=4, initializer_range=0.05)
+    sizes = embedding_rms(Transformer(ModelConfig(**shape, position=position)))
+    assert (sizes.tokens, sizes.position) == (pytest.approx(0.05, rel=0.02), pytest.approx(size, rel=0.02))
 
 
 def test_sizes_by_hand(tiny_config):
@@ -262,16 +257,12 @@ def test_decode_speed_is_the_inverse_of_the_median_time_of_a_token(tiny_model, m
     """Of five tokens after the first, which the prompt takes part in: 2, 2, 2, 50 and 2 seconds."""
     times = iter([0.0, 2.0, 4.0, 6.0, 56.0, 58.0])
     monkeypatch.setattr(diagnostics.time, "perf_counter", lambda: next(times))
-    assert decode_speed(tiny_model("rope"), prompt_tokens=3, new_tokens=6) == 0.5
+    assert decode_speed(tiny_model("rope", max_position_embeddings=12)) == 0.5
 
 
-def test_decoding_stays_within_the_trained_context_and_goes_with_a_cache(tiny_model, monkeypatch):
-    model, seen = tiny_model("learned", max_position_embeddings=20), []
+@pytest.mark.parametrize(("context", "half", "new"), [(20, 10, 10), (2, 1, 2), (3, 1, 2)])
+def test_decoding_stays_within_the_context_and_goes_with_a_cache(context, half, new, tiny_model):
+    model, seen = tiny_model("learned", max_position_embeddings=context), []
     model.register_forward_pre_hook(lambda module, inputs: seen.append((inputs[0].shape[1], inputs[1].length)))
     assert decode_speed(model) > 0
-    assert seen == [(10, 0), *((1, length) for length in range(10, 19))]
-
-
-@pytest.mark.parametrize("context", [2, 3])
-def test_decode_speed_of_the_smallest_contexts(context, tiny_model):
-    assert decode_speed(tiny_model("learned", max_position_embeddings=context)) > 0
+    assert seen == [(half, 0), *((1, length) for length in range(half, half + new - 1))]

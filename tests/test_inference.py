@@ -111,7 +111,7 @@ def test_made_up_results_are_told_in_the_right_words():
         for line in said
     )
     assert any(line.startswith("near ends 0.0") and line.endswith(": within the noise.") for line in said)
-    assert any("no evidence of being equal" in line for line in said)
+    assert any("no evidence of equality" in line for line in said)
     assert any(line.startswith("far is behind base to the end, at 4k training tokens") for line in said)
     assert "says nothing of others" in said[-1]
 
@@ -168,7 +168,7 @@ def test_a_rate_at_which_a_seed_diverged_is_used_only_where_none_held():
         for line in said
     )
     assert any(line.startswith("gone diverged with ") and line.endswith("it has no numbers.") for line in said)
-    text = markdown(found)
+    text = markdown(found, {})
     assert "| gone | — | — | — | — | — | diverged | — |" in text
     assert "| thinned | 0.01 | 4.5000 ± 0.7071 | used, seed 0 diverged |" in text
     assert "| no claim | 1, 2 (0 diverged) |" in text
@@ -187,4 +187,4 @@ def test_the_best_learning_rate_is_used_and_one_at_the_edge_is_told():
     assert [row.mean for row in found.sweep["base"]] == pytest.approx([4.01, 3.01, 5.01])
     assert found.summary["edge"].difference.mean == pytest.approx(0)
     edges = [line for line in sentences(found) if "at the edge" in line]
-    assert len(edges) == 1 and edges[0].startswith("The best learning rate of edge, 4,")
+    assert len(edges) == 1 and edges[0].startswith("edge is best at the edge of the learning rates tried, 4:")

@@ -194,21 +194,6 @@ def test_arguments_that_cannot_be_are_refused(capsys, arguments, expected):
     assert expected in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"learning_rates": [1e-3, 1e-3]}, "learning_rates: expected no value twice"),
-        ({"learning_rates": [-1]}, "learning_rates.*greater than 0"),
-        ({"learning_rates": [1e-3], "settings": {"train.learning_rate": 1}}, "train.learning_rate: expected none here"),
-        ({"evaluate_with": {"far": {"scaling": {"rope_type": "yarm", "factor": 2}}}}, "evaluate_with.far: no .*yarm"),
-        ({"evaluate_with": {"far": {"scalling": 1}}}, "evaluate_with.far: no .*scalling"),
-    ],
-)
-def test_a_sweep_or_an_evaluation_that_cannot_be_is_refused(tmp_path, changes, expected):
-    with pytest.raises(InputError, match=expected):
-        load_comparison(str(comparison_file(tmp_path, **changes)), [])
-
-
 def test_the_base_is_named_from_the_current_folder(tmp_path):
     (tmp_path / "inner").mkdir()
     path = tmp_path / "inner" / "cmp.yaml"
