@@ -32,10 +32,7 @@ CPU = Path("/proc/cpuinfo")
 
 
 def compare(
-    comparison: CompareConfig,
-    configs: dict[str, list[Config]],
-    jobs: int = 1,
-    arguments: dict[str, list[str]] | None = None,
+    comparison: CompareConfig, configs: dict[str, list[Config]], jobs: int = 1, arguments: dict | None = None
 ) -> str:
     """Trains what is not finished, writes the report, and returns its text.
 
@@ -94,11 +91,7 @@ def gather(
         notes.append(f"{CONTEXTS_DIFFER} ({', '.join(map(str, contexts))} tokens).")
     if not comparable:
         logged, runs = (
-            {
-                variant: [run if run.diverged else in_bits_per_byte(run) for run in some]
-                for variant, some in kind.items()
-            }
-            for kind in (logged, runs)
+            {variant: [*map(in_bits_per_byte, some)] for variant, some in kind.items()} for kind in (logged, runs)
         )
         notes.append(TOKENIZERS_DIFFER)
     used = {run.folder for some in runs.values() for run in some}

@@ -1,4 +1,4 @@
-"""Finished runs, whatever made them: which belong together, and whether they can be compared."""
+"""Which finished runs belong together, and whether they can be compared."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from base import InputError
-from comparison.results import LoggedRun, MeasuredRun
+from comparison.results import MeasuredRun, Run
 from configs import load_config
 from training.run import RUNTIME_KEYS, RunFolder, flat
 
@@ -14,7 +14,7 @@ PLACE = ("seed", *RUNTIME_KEYS)
 
 
 def open_run(folder: Path) -> RunFolder:
-    """The run in a folder, wherever it was made; InputError where there is none, or it has not ended."""
+    """The run in a folder, which may have moved; InputError where there is none, or it is not finished."""
     if not (folder / "config.yaml").is_file():
         raise InputError(f"{folder}: is not a run folder: it has no config.yaml")
     place = {"runs_dir": str(folder.parent), "name": folder.name}
@@ -78,8 +78,10 @@ def same_tokens(runs: list[RunFolder]) -> bool:
     return all(tokenizer == tokenizers[0] for tokenizer in tokenizers)
 
 
-def in_bits_per_byte(run: LoggedRun) -> LoggedRun:
+def in_bits_per_byte(run: Run) -> Run:
     """The run with its losses of the whole text in bits per byte, and without the losses of single tokens."""
+    if run.diverged:
+        return run
     scale = run.val_bits_per_byte / run.val_loss
     changes = {"val_loss": run.val_bits_per_byte, "curve": [(tokens, loss * scale) for tokens, loss in run.curve]}
     if isinstance(run, MeasuredRun):

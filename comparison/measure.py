@@ -51,7 +51,7 @@ def _scheme_metric(name: str, words: str, rows: list[dict]) -> SchemeMetric:
 
 
 def _entries(value: float | list[float] | list[list[float]]) -> list[float]:
-    """The entries of a number, of a list, or of a list for each layer, of which it is the mean."""
+    """A number as one entry, a list as it is, and of a list per layer the means over layers."""
     entries = value if isinstance(value, list) else [value]
     return [statistics.fmean(layers) for layers in zip(*entries)] if isinstance(entries[0], list) else entries
 
@@ -140,5 +140,5 @@ class Corpora:
 
 
 def _made_of_text(data: DataConfig) -> dict:
-    """The settings of a corpus but those of where its text lies."""
+    """The settings of a corpus, except where its text is stored."""
     return {key: value for key, value in data if f"data.{key}" not in RUNTIME_KEYS}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from comparison.drawing import Plot, Series
 from comparison.results import PairedPoint, Point, Results
 
-MOST_LINES = 16  # of a plot: with more, those of models with other position options are in the tables alone
+MOST_LINES = 16  # of a plot: with more, models with other position options are only in the tables
 BAND = "mean over seeds, in the band they span"
 
 
@@ -109,7 +109,7 @@ def attention(results: Results) -> list[Plot]:
             series.append(Series(f"layer {layer}", points, band, colour=layer))
             heads += [[f"layer {layer}, head {head}", *(100 * s for s in shares)] for head, shares in enumerate(mass)]
         said = (
-            "Share of the attention that falls on tokens so far back: for each layer the mean over its heads, in the "
+            "Share of the attention on tokens that far back: for each layer the mean over its heads, in the "
             "band they span; of the first seed. The table has each head."
         )
         made.append(

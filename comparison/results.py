@@ -29,10 +29,7 @@ Curve = TypeVar("Curve", Pairs, list[Point])  # of one run, or over seeds
 
 @dataclass(frozen=True)
 class SchemeMetric(Generic[Curve]):
-    """A series that a positional scheme logs: a number, an entry for each of several things, or those for each layer.
-
-    Entries are means over layers.
-    """
+    """A series that a positional scheme logs, of one or more entries; each is a mean over layers."""
 
     words: str  # what it is
     largest: Curve  # (training tokens, largest entry)
@@ -41,16 +38,16 @@ class SchemeMetric(Generic[Curve]):
 
 @dataclass(frozen=True)
 class Evaluation(Generic[Curve]):
-    """What is asked of a model with its own position options, and with others. Losses in nats per token."""
+    """What is also measured with other position options. Losses are in nats per token."""
 
     loss_by_context: Curve | None  # (tokens of context, loss)
     loss_by_position: Curve | None  # (last position of a bin, in tokens; loss)
-    exact_match: Curve | None  # (length in symbols, share of examples); no synthetic task has none
+    exact_match: Curve | None  # (length in symbols, share of examples); None without a synthetic task
 
 
 @dataclass(frozen=True)
 class Attention:
-    """How far back the heads look, in the mean over all queries."""
+    """How far back the heads look, averaged over all queries."""
 
     distances: list[tuple[int, int]]  # first and last of each bin, in tokens back
     mass: list[list[list[float]]]  # (layers, heads, bins): softmax weight; the bins add up to 1
@@ -67,7 +64,7 @@ class EmbeddingRms:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run; of one that diverged there is no more than this."""
+    """A finished run. One that diverged has only these fields."""
 
     folder: str
     seed: int
@@ -94,7 +91,7 @@ class LoggedRun(Run):
 class MeasuredRun(Evaluation[Pairs], LoggedRun):
     """What a run logged, and what was measured of its model."""
 
-    attention: Attention | None  # None without a softmax, or where a score isn't finite
+    attention: Attention | None  # None without a softmax, or with a score that is not finite
     embedding_rms: dict[str, EmbeddingRms]  # at the start and at the end of training
     decode_tokens_per_second: float
     position_parameters: int
@@ -112,7 +109,7 @@ class RateSpread(Spread):
 
 @dataclass(frozen=True)
 class VariantSummary(Evaluation[list[Point]]):
-    """A variant's numbers over the seeds that did not diverge at its best learning rate."""
+    """A variant's numbers at its best learning rate, over the seeds that did not diverge."""
 
     learning_rate: float
     seeds: list[int]
@@ -134,7 +131,7 @@ class VariantSummary(Evaluation[list[Point]]):
 
 @dataclass(frozen=True)
 class Results:
-    """A whole comparison. Dictionaries are by variant where nothing else is said."""
+    """A whole comparison. Dictionaries are by variant unless said otherwise."""
 
     name: str
     baseline: str

@@ -65,7 +65,7 @@ def test_precedence_base_below_settings_below_variant(tmp_path):
 
 
 def test_a_section_adds_to_the_base_and_does_not_replace_it(tmp_path):
-    """`variants.b.model.position=none` would else silently train b at the default width, beside narrower ones."""
+    """`variants.b.model.position=none` would otherwise silently train b at the default width, beside narrower ones."""
     changes = {"settings": {"train": {"steps": 4}, "data": {"tokenizer": {"vocab_size": 300}}}}
     _, runs = load_comparison(str(comparison_file(tmp_path, **changes)), ["variants.theta.model.position=none"])
     rope, theta = (runs[variant][0] for variant in ("rope", "theta"))
@@ -227,7 +227,7 @@ ADAMW = {"train.steps": 4, "train.eval_every": 2, "train.optimizer": "adamw"}
 
 
 def test_a_rate_that_diverges_is_a_result_and_the_others_go_on(tmp_path, monkeypatch, capsys):
-    """It is told, not used, and not trained again."""
+    """It is reported, not used, and not trained again."""
     changes = {"learning_rates": [1e15, 0.01], "seeds": [0], "settings": ADAMW}
     text = run_comparison(tmp_path, **changes)
     out, said = tmp_path / "runs" / "cmp", capsys.readouterr().err
@@ -255,7 +255,7 @@ def test_a_seed_that_diverges_is_left_out_of_the_means(tmp_path):
     assert columns(text, 8) == ["0, 7", "0 (7 diverged)"] and "its means are over the other seeds" in text
 
 
-def test_a_variant_that_diverges_wholly_is_told(tmp_path, capsys):
+def test_a_variant_that_diverges_wholly_is_reported(tmp_path, capsys):
     """Also side by side, and from its folders. Its last step ruins it, which only the evaluation shows."""
     variants = {"wild": WILD, "rope": {}}
     settings = {**ADAMW, "train.steps": 1, "train.warmup_steps": 0}

@@ -135,7 +135,7 @@ def test_the_summary_of_few_seeds_claims_nothing(seeds):
     assert not any("interval +" in line or "beyond the noise:" in line for line in said)
 
 
-def test_catching_up_is_told_with_the_tokens_at_which_it_happens():
+def test_catching_up_is_reported_with_the_tokens_at_which_it_happens():
     def curve(seed, *losses):
         return [(1000 * step, loss + 0.01 * seed) for step, loss in enumerate(losses, start=1)]
 
@@ -146,7 +146,7 @@ def test_catching_up_is_told_with_the_tokens_at_which_it_happens():
     assert any(line.startswith("late is behind base up to 2k training tokens, and not after") for line in said)
 
 
-def test_a_rate_at_which_a_seed_diverged_is_used_only_where_none_held():
+def test_a_rate_at_which_a_seed_diverged_is_used_only_where_every_rate_has_one():
     held, lost = [run(seed, 3.0, 0.01) for seed in range(3)], diverged
     runs = {
         "base": held,
@@ -177,7 +177,7 @@ def test_a_rate_at_which_a_seed_diverged_is_used_only_where_none_held():
     html(found)
 
 
-def test_the_best_learning_rate_is_used_and_one_at_the_edge_is_told():
+def test_the_best_learning_rate_is_used_and_one_at_the_edge_is_reported():
     runs = {
         variant: [run(seed, 3 + abs(rate - best) + 0.01 * seed, rate) for rate in (1, 2, 4) for seed in range(3)]
         for variant, best in (("base", 2), ("edge", 4))
