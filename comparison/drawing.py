@@ -68,15 +68,13 @@ def palette() -> str:
 
 def inline_svg(plot: Plot) -> str:
     """The plot as an <svg> for an HTML page that has `palette` in its style, with its title and description."""
-    text = _draw(plot)
-    text = text[text.index("<svg") :]
+    text = re.sub("^.*?(?=<svg)", "", _draw(plot), flags=re.S)
     text = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>|<!--.*?-->", "", text, flags=re.S)
     text = re.sub(r'(?<= id=")|(?<=href="#)|(?<=url\(#)', f"{plot.name}-", text)  # one page holds many plots
     for i, colour in enumerate(LIGHT):
         text = text.replace(colour, f"var(--c{i})")
-    text = text.replace(INK, "currentColor").replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "")
-    text = text.replace("xlink:href", "href")
-    text = re.sub(r" font-family: [^;]*;|\btransform=\"rotate\(-0 [^\"]*\"", "", text)
+    text = text.replace(INK, "currentColor").replace("xlink:href", "href")
+    text = re.sub(r' xmlns:xlink="[^"]*"| font-family: [^;]*;|\btransform="rotate\(-0 [^"]*"', "", text)
     text = re.sub(r"\s*\n\s*", " ", text)
     title, words = f"{plot.name}-title", f"{plot.name}-description"
     size = re.search(r'viewBox="[^"]*"', text)[0]

@@ -81,10 +81,10 @@ def measure(run: RunFolder, logged: LoggedRun, corpus_of: Callable, evaluate_wit
     def everything(model, corpus):
         return _evaluate(model, corpus) | _look_inside(model, corpus, run.config.seed)
 
-    others = {n: o for n, o in evaluate_with.items() if not isinstance(with_options(run.config.model, o), str)}
     numbers = dict(remembered("model", {}, everything))
     numbers["attention"] = numbers["attention"] and Attention(**numbers["attention"])
     numbers["embedding_rms"] = {when: EmbeddingRms(**sizes) for when, sizes in numbers["embedding_rms"].items()}
+    others = {n: o for n, o in evaluate_with.items() if not isinstance(with_options(run.config.model, o), str)}
     others = {name: Evaluation(**remembered(f"with {name}", options, _evaluate)) for name, options in others.items()}
     return MeasuredRun(**vars(logged), **numbers, evaluated_with=others)
 

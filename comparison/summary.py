@@ -14,9 +14,8 @@ def sweep(runs: list[results.Run]) -> list[results.RateSpread]:
     for rate in dict.fromkeys(run.learning_rate for run in runs):
         some = [run for run in runs if run.learning_rate == rate]
         spread = mean_and_spread([run.val_loss for run in some if not run.diverged])
-        found.append(
-            results.RateSpread(**vars(spread), learning_rate=rate, diverged=[r.seed for r in some if r.diverged])
-        )
+        lost = [run.seed for run in some if run.diverged]
+        found.append(results.RateSpread(**vars(spread), learning_rate=rate, diverged=lost))
     return found
 
 

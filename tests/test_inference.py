@@ -146,7 +146,7 @@ def test_catching_up_is_reported_with_the_tokens_at_which_it_happens():
     assert any(line.startswith("late is behind base up to 2k training tokens, and not after") for line in said)
 
 
-def test_a_rate_at_which_a_seed_diverged_is_used_only_where_every_rate_has_one():
+def test_a_rate_with_a_diverged_seed_is_used_only_where_all_have_one():
     held, lost = [run(seed, 3.0, 0.01) for seed in range(3)], diverged
     runs = {
         "base": held,
