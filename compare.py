@@ -1,6 +1,6 @@
-"""Trains many variants of one config and compares them: python compare.py CONFIG.yaml [dotted.key=value …]
+"""Trains variants of one config and compares them: python compare.py CONFIG.yaml [dotted.key=value …]
 
-Or reports on runs that are there already: python compare.py --runs FOLDER FOLDER … [--baseline NAME] [--out FOLDER]
+Or reports on finished runs: python compare.py --runs FOLDER FOLDER … [--baseline NAME] [--out FOLDER]
 """
 
 import signal
@@ -13,45 +13,45 @@ from model.threads import share_the_cores
 
 
 def parse_arguments() -> Namespace:
-    parser = ArgumentParser(description="Train many variants of one config and compare them, or runs that are there.")
+    parser = ArgumentParser(description="Train variants of one config and compare them, or compare finished runs.")
     parser.add_argument("config", metavar="CONFIG.yaml", nargs="?")
     parser.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="for the comparison or for all runs")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings side by side")
-    parser.add_argument("--list", action="store_true", help="print a train.py command for each run, no more")
-    parser.add_argument("--runs", nargs="+", type=Path, metavar="FOLDER", help="report on these runs alone")
-    parser.add_argument("--baseline", metavar="NAME", help="with --runs: the variant to compare with, or the first")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="with --runs: the report's folder, or runs/report")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs to train at the same time")
+    parser.add_argument("--list", action="store_true", help="only print a train.py command for each run")
+    parser.add_argument("--runs", nargs="+", type=Path, metavar="FOLDER", help="only report on these runs")
+    parser.add_argument("--baseline", metavar="NAME", help="with --runs: variant to compare with (default: the first)")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="with --runs: report folder (default: runs/report)")
     args = parser.parse_intermixed_args()
     if bool(args.config) == bool(args.runs):
-        parser.error("give a CONFIG.yaml, or --runs with folders")
+        parser.error("expected either a CONFIG.yaml or --runs with folders")
     if not args.runs and (args.baseline or args.out):
-        parser.error("--baseline and --out go with --runs")
+        parser.error("--baseline and --out are only for --runs")
     if args.runs and (args.list or args.jobs != 1):
-        parser.error("--list and --jobs go with a CONFIG.yaml")
+        parser.error("--list and --jobs are only for a CONFIG.yaml")
     if args.jobs < 1:
-        parser.error(f"--jobs {args.jobs}: at least 1")
+        parser.error(f"--jobs: expected at least 1, got {args.jobs}")
     return args
 
 
 def main() -> None:
     with input_errors_end_the_program():
         args = parse_arguments()
-        # Only now, as this takes seconds: --help and a wrong command line are answered at once.
-        from comparison.compare import compare, report
-        from comparison.design import commands, load_comparison, shell
+        # Here, since it takes seconds: --help and a wrong command line are answered at once.
+        from comparison.commands import compare, report
+        from comparison.design import load_comparison, shell, train_arguments
 
         if args.runs:
             out = args.out or Path("runs/report")
             print(report(args.runs, args.baseline, out))
         else:
             comparison, configs = load_comparison(args.config, args.overrides)
-            arguments, out = commands(comparison, args.config), comparison.folder
+            arguments, out = train_arguments(comparison, args.config), comparison.folder
             if args.list:
                 for config in (config for runs in configs.values() for config in runs):
                     resume = ["--resume"] * (config.folder / "config.yaml").is_file()
                     print(shell([*arguments[config.name], *resume]))
                 return
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that side by side trainings are stopped too
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that train.py processes are stopped too
             print(compare(comparison, configs, args.jobs, arguments))
         print(f"written to {out}: report.html, report.md, results.json", file=sys.stderr)
 

@@ -21,7 +21,7 @@ class CompareConfig(FrozenConfig):
     """Which runs a comparison consists of."""
 
     name: Name
-    """the comparison's folder inside runs_dir; left out: the name of the config file"""
+    """the comparison's folder inside runs_dir; by default the name of the config file"""
     runs_dir: str = "runs"
     """where the comparison's folder is made"""
     base: str
@@ -33,19 +33,19 @@ class CompareConfig(FrozenConfig):
     seeds: list[Seed] = Field(min_length=1)
     """each variant is trained once with each"""
     learning_rates: list[PositiveFloat] = []
-    """each variant is trained with each, and that of its lowest mean validation loss is used; none: the config's"""
+    """each variant is trained with each and shown at that of its lowest mean loss; none: the config's"""
     evaluate_with: dict[Name, dict[str, Any]] = {}
-    """name: {option: value …}: position options to evaluate the trained models with too, if their scheme has them"""
+    """name: {option: value …}: other position options to evaluate the trained models with, where their scheme has them"""
     baseline: str
     """the variant that the others are compared with"""
 
     @model_validator(mode="after")
     def _fits_together(self):
         if self.baseline not in self.variants:
-            raise ValueError(f"baseline {self.baseline!r} is not a variant, those are {', '.join(self.variants)}")
+            raise ValueError(f"baseline: expected one of {', '.join(self.variants)}, got {self.baseline!r}")
         for key in ("seeds", "learning_rates"):
             if len(set(getattr(self, key))) < len(getattr(self, key)):
-                raise ValueError(f"{key} {getattr(self, key)} has one twice")
+                raise ValueError(f"{key}: expected no value twice, got {getattr(self, key)}")
         return self
 
     @property
@@ -65,7 +65,7 @@ def load_comparison(path: str, overrides: list[str]) -> tuple[CompareConfig, dic
             set_dotted(values, key, value)
         else:
             values["settings"] = values.get("settings") or {}
-            if isinstance(values["settings"], dict):  # anything else is refused below
+            if isinstance(values["settings"], dict):  # anything else is rejected below
                 values["settings"][key] = value
     comparison = check_config({"name": Path(path).stem, **values}, path, CompareConfig)
     base, runs = base_file(comparison, path), {}
@@ -78,18 +78,18 @@ def load_comparison(path: str, overrides: list[str]) -> tuple[CompareConfig, dic
             runs[variant].append(check_config(values, f"{base} with variants.{variant}"))
     models = [configs[0].model for configs in runs.values()]
     for name, options in comparison.evaluate_with.items():
-        if all(isinstance(refusal := with_options(model, options), str) for model in models):
-            raise InputError(f"{path}: evaluate_with.{name}: no variant's scheme takes it: {refusal}")
+        if all(isinstance(reason := with_options(model, options), str) for model in models):
+            raise InputError(f"{path}: evaluate_with.{name}: no variant's scheme accepts it: {reason}")
     return comparison, runs
 
 
 def base_file(comparison: CompareConfig, path: str) -> Path:
-    """The training config that all runs share, as seen from here."""
+    """Path of the training config that all runs share, from the current folder."""
     return Path(path).parent / comparison.base
 
 
 def run_overrides(comparison: CompareConfig, variant: str) -> list[dict[str, Any]]:
-    """dotted.key: value of each run of a variant, over the base; InputError where they set what is each run's own."""
+    """dotted.key: value of each run of a variant, over the base; InputError for a key that each run sets itself."""
     own, runs = _dotted(comparison.settings) | _dotted(comparison.variants[variant]), []
     for rate in comparison.learning_rates or [None]:
         swept = {} if rate is None else {"train.learning_rate": rate}
@@ -97,16 +97,13 @@ def run_overrides(comparison: CompareConfig, variant: str) -> list[dict[str, Any
             name = f"{variant}{'' if rate is None else f'-lr{rate}'}-seed{seed}".replace("+", "")  # as in 1e+16
             place = {**swept, "seed": seed, "name": name, "runs_dir": str(comparison.folder)}
             if taken := [key for key in own if key in place]:
-                raise InputError(
-                    f"{taken[0]}: not for all runs; each takes its own from seeds, learning_rates, the variant "
-                    "and the comparison"
-                )
+                raise InputError(f"{taken[0]}: cannot be set here, each run sets its own {', '.join(place)}")
             runs.append({**own, **place})
     return runs
 
 
 def _dotted(values: dict[str, Any]) -> dict[str, Any]:
-    """A mapping of a whole section as dotted keys: it adds to what the base has there, and does not replace it."""
+    """Mappings of whole sections as dotted keys, so that they add to what the base has there."""
     found = {}
     for key, value in values.items():
         inner = key in SECTIONS and isinstance(value, dict)
@@ -115,15 +112,15 @@ def _dotted(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_options(model: ModelConfig, options: dict[str, Any]) -> ModelConfig | str:
-    """The model with other options of its positional scheme, or why the scheme refuses them."""
+    """The model with other options of its positional scheme, or why the scheme rejects them."""
     try:
         return model.with_position(options)
     except ValueError as error:
         return " ".join(str(error).split())
 
 
-def commands(comparison: CompareConfig, path: str) -> dict[str, list[str]]:
-    """The arguments that make train.py train each run, by the run's name."""
+def train_arguments(comparison: CompareConfig, path: str) -> dict[str, list[str]]:
+    """The arguments of train.py for each run, by the run's name."""
     found = {}
     for variant in comparison.variants:
         for own in run_overrides(comparison, variant):
@@ -134,6 +131,6 @@ def commands(comparison: CompareConfig, path: str) -> dict[str, list[str]]:
 
 
 def shell(arguments: list[str]) -> str:
-    """A line for a shell that runs train.py with these arguments, from the folder we are in."""
+    """A shell command that runs train.py with these arguments from the current folder."""
     here = os.path.relpath(TRAIN)
     return shlex.join(["python", here if not here.startswith("..") else str(TRAIN), *arguments])

@@ -6,80 +6,61 @@ import math
 import statistics
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
-from base import InputError
 from comparison.design import with_options
-from configs import load_config
-from data.corpus import Corpus
+from comparison.diagnostics import attention_by_distance, decode_speed, embedding_rms, exact_match
+from comparison.losses import loss_by_context, loss_by_position
+from comparison.results import Attention, EmbeddingRms, Evaluation, LoggedRun, MeasuredRun, Run, SchemeMetric
+from data.corpus import Corpus, DataConfig, load_corpus
 from data.synthetic import scored_lengths, task_of
 from model.checkpoint import WEIGHTS, load_checkpoint, read_json
 from model.device import pick_device
+from model.position import POSITIONS
 from model.transformer import Transformer, with_position
-from training.diagnostics import attention_by_distance, decode_speed, embedding_rms, exact_match
-from training.evaluation import loss_by_context, loss_by_position
-from training.run import RunFolder, replace_text
+from training.run import RUNTIME_KEYS, RunFolder, replace_text
 
 MULTIPLES = (1, 2, 4, 8)  # of the trained context
 VERSION = 1  # raise it when the same model gives other numbers
 
 
-def open_run(folder: Path) -> RunFolder:
-    """The run in a folder, wherever it was made; InputError where it holds none or one that can still go on."""
-    if not (folder / "config.yaml").is_file():
-        raise InputError(f"{folder}: is not a run, it has no config.yaml")
-    place = {"runs_dir": str(folder.parent), "name": folder.name}
-    run = RunFolder(load_config(folder / "config.yaml").model_copy(update=place), resume=True)
-    if not (run.is_finished() or run.divergence()):
-        raise InputError(f"{folder}: is not finished, train.py with --resume goes on with it")
-    return run
-
-
-def read_run(run: RunFolder) -> dict:
-    """What a run logged: losses in nats per token, curves as [tokens, value] pairs.
-
-    diverged is None, or says what was no longer finite: then there is nothing but the run's folder, seed, learning
-    rate and config. theta_drift is the largest |Δ log θ| of all pairs, theta_drift_by_pair that of each at the end (a
-    mean over layers where each has its own); both are None for a scheme that trains no θ.
-    """
-    config = run.config
-    described = {
-        "folder": str(run.path),
-        "seed": config.seed,
-        "learning_rate": config.train.learning_rate,
-        "diverged": run.divergence(),
-        "config": config.model_dump(mode="json"),
-    }
-    if described["diverged"]:
+def read_run(run: RunFolder) -> Run | LoggedRun:
+    """What a run logged, losses in nats per token; a Run where it diverged."""
+    seed, learning_rate, config = run.config.seed, run.config.train.learning_rate, run.config.model_dump(mode="json")
+    described = Run(str(run.path), seed, learning_rate, run.divergence(), config)
+    if described.diverged:
         return described
-    rows = run.metrics()
-    evaluations = [row for row in rows if "val_loss" in row]
-    steps = [row for row in rows if "train_loss" in row]
-    drift = [[row["tokens"], _pairs(row["theta_drift"])] for row in steps if "theta_drift" in row]
-    return {
-        **described,
-        "tokens": evaluations[-1]["tokens"],
-        "val_loss": evaluations[-1]["val_loss"],
-        "val_bits_per_byte": evaluations[-1]["val_bits_per_byte"],
-        "curve": [[row["tokens"], row["val_loss"]] for row in evaluations],
-        "grad_norm": [[row["tokens"], row["grad_norm"]] for row in steps if row.get("grad_norm")],
-        "theta_drift": [[tokens, max(pairs)] for tokens, pairs in drift] or None,
-        "theta_drift_by_pair": [[i, value] for i, value in enumerate(drift[-1][1])] if drift else None,
-        "tokens_per_second": statistics.median(row["tokens_per_second"] for row in steps),
-        "corpus": run.corpus(),
-    }
+    rows, metrics = run.metrics(), POSITIONS[run.config.model.position.scheme].measured
+    evaluations, steps = ([row for row in rows if key in row] for key in ("val_loss", "train_loss"))
+    return LoggedRun(
+        **vars(described),
+        **{key: evaluations[-1][key] for key in ("tokens", "val_loss", "val_bits_per_byte")},
+        curve=[(row["tokens"], row["val_loss"]) for row in evaluations],
+        grad_norm=[(row["tokens"], row["grad_norm"]) for row in steps if row.get("grad_norm")],
+        scheme_metrics={name: _scheme_metric(name, words, steps) for name, words in metrics.items()},
+        tokens_per_second=statistics.median(row["tokens_per_second"] for row in steps),
+        corpus=run.corpus(),
+    )
 
 
-def _pairs(drift: list) -> list[float]:
-    return [statistics.fmean(layers) for layers in zip(*drift)] if isinstance(drift[0], list) else drift
+def _scheme_metric(name: str, words: str, rows: list[dict]) -> SchemeMetric:
+    logged = [(row["tokens"], _entries(row[name])) for row in rows if name in row]
+    at_end = list(enumerate(logged[-1][1])) if logged else []
+    return SchemeMetric(words, [(tokens, max(entries)) for tokens, entries in logged], at_end)
 
 
-def measure(run: RunFolder, corpus_of: Callable[[RunFolder], Corpus], evaluate_with: dict[str, dict[str, Any]]) -> dict:
-    """What a finished run's model says: losses by context and position, attention, exact match, parameters, speed.
+def _entries(value: float | list[float] | list[list[float]]) -> list[float]:
+    """A number as one entry, a list as it is, and of a list per layer the means over layers."""
+    entries = value if isinstance(value, list) else [value]
+    return [statistics.fmean(layers) for layers in zip(*entries)] if isinstance(entries[0], list) else entries
 
-    evaluate_with: name and other position options under which the same model is evaluated once more, where its
-    scheme takes them. measurements.json in the run's folder keeps it all; corpus_of is called for the rest alone.
+
+def measure(run: RunFolder, logged: LoggedRun, corpus_of: Callable, evaluate_with: dict[str, dict]) -> MeasuredRun:
+    """The logged numbers of a finished run, and those measured of its model, which measurements.json keeps.
+
+    corpus_of: the Corpus of a run; called only for what isn't kept yet. evaluate_with: name and other position options
+    under which the same model is evaluated once more, where its scheme takes them.
     """
     checkpoint, file = run.checkpoint(run.config.train.steps), run.path / "measurements.json"
     with (checkpoint / WEIGHTS).open("rb") as weights:
@@ -100,11 +81,12 @@ def measure(run: RunFolder, corpus_of: Callable[[RunFolder], Corpus], evaluate_w
     def everything(model, corpus):
         return _evaluate(model, corpus) | _look_inside(model, corpus, run.config.seed)
 
+    numbers = dict(remembered("model", {}, everything))
+    numbers["attention"] = numbers["attention"] and Attention(**numbers["attention"])
+    numbers["embedding_rms"] = {when: EmbeddingRms(**sizes) for when, sizes in numbers["embedding_rms"].items()}
     others = {n: o for n, o in evaluate_with.items() if not isinstance(with_options(run.config.model, o), str)}
-    return {
-        **remembered("model", {}, everything),
-        "evaluated_with": {name: remembered(f"with {name}", options, _evaluate) for name, options in others.items()},
-    }
+    others = {name: Evaluation(**remembered(f"with {name}", options, _evaluate)) for name, options in others.items()}
+    return MeasuredRun(**vars(logged), **numbers, evaluated_with=others)
 
 
 def _evaluate(model, corpus: Corpus) -> dict:
@@ -114,16 +96,18 @@ def _evaluate(model, corpus: Corpus) -> dict:
     by_position = loss_by_position(model, corpus.val, context, longest)
     shares = exact_match(model, corpus.tokenizer, task, scored_lengths(task)).items() if task else None
     return {
-        "loss_by_context": [[multiple * context, _number(loss)] for multiple, loss in by_context],
-        "loss_by_position": [[position, _number(loss)] for position, loss in by_position],
-        "exact_match": shares and [list(share) for share in shares],
+        "loss_by_context": [(multiple * context, _number(loss)) for multiple, loss in by_context],
+        "loss_by_position": [(position, _number(loss)) for position, loss in by_position],
+        "exact_match": shares and list(shares),
     }
 
 
 def _look_inside(model, corpus: Corpus, seed: int) -> dict:
+    attention = attention_by_distance(model, corpus.val, model.config.max_position_embeddings)
+    sizes = {"start": embedding_rms(Transformer(model.config, seed)), "end": embedding_rms(model)}
     return {
-        "attention": attention_by_distance(model, corpus.val, model.config.max_position_embeddings),
-        "embedding_rms": {"start": embedding_rms(Transformer(model.config, seed)), "end": embedding_rms(model)},
+        "attention": attention and asdict(attention),
+        "embedding_rms": {when: asdict(rms) for when, rms in sizes.items()},
         "decode_tokens_per_second": decode_speed(model),
         "position_parameters": sum(parameter.numel() for parameter in model.position.parameters()),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -132,3 +116,29 @@ def _look_inside(model, corpus: Corpus, seed: int) -> dict:
 
 def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+class Corpora:
+    """The corpora of runs, each loaded once."""
+
+    def __init__(self):
+        self.loaded: list[tuple[DataConfig, Corpus]] = []
+
+    def load(self, data: DataConfig) -> Corpus:
+        """The corpus of a config."""
+        found = [corpus for known, corpus in self.loaded if known == data] or [load_corpus(data)]
+        self.loaded.append((data, found[0]))
+        return found[0]
+
+    def of(self, run: RunFolder) -> Corpus:
+        """The corpus of a run, whose text may have moved; InputError where it is no longer the text of the run."""
+        known, text = _made_of_text(run.config.data), run.corpus()["hash"]
+        moved = [corpus for data, corpus in self.loaded if corpus.hash == text and _made_of_text(data) == known]
+        corpus = moved[0] if moved else self.load(run.config.data)
+        run.check_same_experiment(corpus)
+        return corpus
+
+
+def _made_of_text(data: DataConfig) -> dict:
+    """The settings of a corpus, except where its text is stored."""
+    return {key: value for key, value in data if f"data.{key}" not in RUNTIME_KEYS}

@@ -1,148 +1,132 @@
-"""Line plots as SVG whose colours follow the reader's light or dark mode."""
+"""Which plots a report has."""
 
-import math
-import re
-from dataclasses import dataclass
-from html import escape
-from io import StringIO
+from collections.abc import Callable
+from dataclasses import replace
 
-import matplotlib
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
+from comparison.drawing import Plot, Series
+from comparison.results import PairedPoint, Point, Results
 
-# Told apart by colour-blind eyes (Okabe & Ito 2008), darkened or brightened to 3:1 against the page.
-LIGHT = ("#0072b2", "#c24e00", "#007a5a", "#a6407f", "#8a6d00", "#3a3a3a", "#2a8bc4", "#b3261e")
-DARK = ("#56b4e9", "#ff9b54", "#2fc79a", "#e58cc3", "#e6cf4a", "#d0d0d0", "#9ad4f5", "#ff8a80")
-DASHES, MARKERS = ("-", "--", ":", "-."), "os^Dv<>P"
-INK = "#010203"  # stands for the colour of the text around
-WIDTH, HEIGHT = 4.8, 3.4  # inches; small, so that the letters stay readable at the width of a phone
+MOST_LINES = 16  # of a plot: with more, models with other position options are only in the tables
+BAND = "mean over seeds, in the band they span"
 
 
-@dataclass(frozen=True)
-class Series:
-    """One line: points (x, y), and where there is a band its lower and upper edge. A y of None leaves a gap.
-
-    colour and dash: numbers that tell it apart, the same in all plots.
-    """
-
-    label: str
-    points: list[tuple[float, float | None]]
-    band: list[tuple[float, float] | None] | None = None
-    colour: int = 0
-    dash: int = 0
+def plots(results: Results) -> list[Plot]:
+    """The plots for which there are numbers, in the order of the page."""
+    made = [loss(results), difference(results), by_context(results), by_position(results), by_length(results)]
+    made += [*scheme_metrics(results), gradient(results), *attention(results)]
+    return [plot for plot in made if any(y is not None for series in plot.series for _, y in series.points)]
 
 
-@dataclass(frozen=True)
-class Plot:
-    """Lines over one pair of axes, and what they show in words."""
-
-    name: str
-    title: str
-    x: str
-    y: str
-    description: str
-    series: list[Series]
-    log_x: bool = False
-    zero: bool = False  # a line at 0
-    mark: tuple[float, str] | None = None  # a vertical line and what it means
-    ticks: list[str] | None = None  # names of x = 0, 1, 2 …
-    table: tuple[list[str], list[list]] | None = None  # header and rows that tell more than the lines
-
-    def numbers(self) -> tuple[list[str], list[list]]:
-        """Header and rows of a table of the plot: x, then the y of each line (None: it has none there)."""
-        if self.table:
-            return self.table
-        lines = [dict(series.points) for series in self.series]
-        xs = sorted({x for line in lines for x in line})
-        header = [self.x, *(series.label for series in self.series)]
-        return header, [[self.ticks[x] if self.ticks else x, *(line.get(x) for line in lines)] for x in xs]
+def loss(results: Results) -> Plot:
+    """Validation loss over training tokens."""
+    series = _lines(results, lambda row: row.curve)
+    ends = ", ".join(f"{line.label} {line.points[-1][1]:.3f}" for line in series)
+    said, y = f"Mean over seeds, in the band they span. At the end: {ends}.", f"loss ({results.unit})"
+    return Plot("loss", "Validation loss during training", "training tokens", y, said, series)
 
 
-def palette() -> str:
-    """CSS that gives the plots' colours, in light and in dark mode."""
-    light, dark = (" ".join(f"--c{i}: {c};" for i, c in enumerate(colours)) for colours in (LIGHT, DARK))
-    return (
-        f":root {{ color-scheme: light dark; {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+def difference(results: Results) -> Plot:
+    """Paired difference to the baseline over training tokens."""
+    baseline = results.baseline
+    said = (
+        f"Mean paired difference to {baseline}, in its pointwise 95 % t-interval where there are enough seeds. "
+        f"Above zero a variant is behind {baseline}; where the band contains zero they are indistinguishable."
     )
+    series = [line for line in _lines(results, lambda row: row.difference_curve) if line.label != baseline]
+    title, y = f"Difference to {baseline} during training", f"difference ({results.unit})"
+    return Plot("difference", title, "training tokens", y, said, series, zero=True)
 
 
-def inline_svg(plot: Plot) -> str:
-    """The plot as an <svg> for an HTML page that has `palette` in its style, with its title and description."""
-    text = _draw(plot)
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>|<!--.*?-->", "", text, flags=re.S)
-    text = re.sub(r'(?<= id=")|(?<=href="#)|(?<=url\(#)', f"{plot.name}-", text)  # one page holds many plots
-    for i, colour in enumerate(LIGHT):
-        text = text.replace(colour, f"var(--c{i})")
-    text = text.replace(INK, "currentColor").replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "")
-    text = text.replace("xlink:href", "href")
-    text = re.sub(r" font-family: [^;]*;|\btransform=\"rotate\(-0 [^\"]*\"", "", text)
-    text = re.sub(r"\s*\n\s*", " ", text)
-    title, words = f"{plot.name}-title", f"{plot.name}-description"
-    size = re.search(r'viewBox="[^"]*"', text)[0]
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="{title} {words}" '
-        f'stroke-linejoin="round"><title id="{title}">{escape(plot.title)}</title>'
-        f'<desc id="{words}">{escape(plot.description)}</desc>'
+def by_context(results: Results) -> Plot:
+    """Loss against the context available."""
+    series = _lines(results, lambda row: row.loss_by_context, others=True)
+    said = (
+        f"The same tokens scored with 1 to 8 times the trained context of {results.context} tokens before them; "
+        f"{BAND}. A flat or falling line copes with positions that training never had."
     )
-    return head + text[text.index(">") + 1 :].strip()
+    x, y = "available context (tokens)", f"loss ({results.unit})"
+    return Plot("context", "Loss against context length", x, y, said, series, log_x=True)
 
 
-def svg_file(plot: Plot) -> str:
-    """The plot as a file of its own."""
-    style = (
-        f"<style>{palette()}svg {{ color: #1a1a1a; font-family: system-ui, sans-serif; }}\n"
-        "@media (prefers-color-scheme: dark) { svg { color: #e6e6e6; } }</style>"
+def by_position(results: Results) -> Plot:
+    """Loss by position in the window."""
+    series = _lines(results, lambda row: row.loss_by_position, others=True)
+    counts = sorted({len(row.seeds) for row in results.summary.values()})
+    said = (
+        "Mean loss of the tokens up to each position of windows longer than the trained context: it falls as context "
+        "gathers; to the right of the dotted line are positions never trained. Over "
+        f"{' to '.join(map(str, counts))} seed{'s' * (counts != [1])}."
     )
-    return inline_svg(plot).replace("<title", f"{style}<title", 1)
+    x, y = "position in the window (tokens)", f"loss ({results.unit})"
+    mark = (results.context, "trained context")
+    return Plot("position", "Loss by position in the window", x, y, said, series, log_x=True, mark=mark)
 
 
-def _draw(plot: Plot) -> str:
-    look = {
-        "svg.fonttype": "none",  # letters stay text
-        "svg.hashsalt": plot.name,  # the same numbers give the same file
-        "font.size": 9,
-        "font.family": "sans-serif",
-        **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "lines.markersize": 3,
-    }
-    with matplotlib.rc_context(look):
-        figure = Figure(figsize=(WIDTH, HEIGHT + 0.17 * -(-len(plot.series) // 3)), layout="constrained")
-        axes = figure.subplots()
-        for series in plot.series:
-            colour = LIGHT[series.colour % len(LIGHT)]
-            style = DASHES[(series.dash + series.colour // len(LIGHT)) % len(DASHES)]
-            xs = [x for x, _ in series.points]
-            ys = [math.nan if y is None else y for _, y in series.points]
-            marker = MARKERS[series.colour % len(MARKERS)] if len(xs) <= 40 else None
-            axes.plot(xs, ys, style, color=colour, marker=marker, linewidth=1.3, label=series.label)
-            if series.band:
-                low, high = zip(*(edges or (math.nan, math.nan) for edges in series.band))
-                axes.fill_between(xs, low, high, color=colour, alpha=0.2, linewidth=0)
-        if plot.zero:
-            axes.axhline(0, color=INK, linewidth=0.7)
-        if plot.mark:
-            axes.axvline(plot.mark[0], color=INK, linewidth=0.7, linestyle=":")
-            axes.annotate(
-                plot.mark[1], (plot.mark[0], 1), (3, -2), xycoords=("data", "axes fraction"),
-                textcoords="offset points", va="top", fontsize=8,
-            )  # fmt: skip
-        axes.set(xlabel=plot.x, ylabel=plot.y, xscale="log" if plot.log_x else "linear")
-        xs = [x for series in plot.series for x, _ in series.points]
-        if plot.ticks:
-            axes.set_xticks(range(len(plot.ticks)), plot.ticks)
-        elif plot.log_x:
-            doublings = [min(xs) * 2**n for n in range(1 + int(math.log2(max(xs) / min(xs)) + 1e-9))]
-            axes.set_xticks(doublings, [f"{x:g}" for x in doublings])
-            axes.xaxis.set_minor_locator(NullLocator())
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.grid(alpha=0.2, color=INK, linewidth=0.5)
-        if len(plot.series) > 1:
-            figure.legend(loc="outside lower center", ncols=min(3, len(plot.series)), frameon=False, fontsize=8)
-        out = StringIO()
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    return out.getvalue()
+def by_length(results: Results) -> Plot:
+    """Exact match by length of a synthetic task."""
+    series = _lines(results, lambda row: row.exact_match, others=True)
+    said = f"Share of examples answered without a mistake, by length; {BAND}."
+    x, y = "length (symbols)", "exact match (share)"
+    mark = results.trained_length and (results.trained_length, "longest trained")
+    return Plot("exact", "Exact match by length", x, y, said, series, log_x=True, mark=mark)
+
+
+def scheme_metrics(results: Results) -> list[Plot]:
+    """For each metric of the schemes, its course during training, and where it has several entries those at the end."""
+    made, metrics = [], {n: metric for row in results.summary.values() for n, metric in row.scheme_metrics.items()}
+    for name, metric in metrics.items():
+        series, entries = (
+            _lines(results, lambda row: getattr(row.scheme_metrics.get(name), part, []))
+            for part in ("largest", "at_end")
+        )
+        y, said = f"{name} ({metric.words})", f"Largest entry of {name}, {metric.words}; {BAND}."
+        made.append(Plot(f"{name}-largest", f"{name} during training", "training tokens", y, said, series))
+        if any(len(line.points) > 1 for line in entries):
+            said = f"Each entry of {name}, {metric.words}, at the end of training; {BAND}."
+            made.append(Plot(f"{name}-at-end", f"{name} at the end", "index of the entry", y, said, entries))
+    return made
+
+
+def gradient(results: Results) -> Plot:
+    """Gradient norm over training tokens."""
+    series = [replace(line, band=None) for line in _lines(results, lambda row: row.grad_norm)]
+    said, y = "Norm of the gradient before clipping, mean over seeds.", "norm of the gradient (nats per token)"
+    return Plot("gradient", "Gradient norm", "training tokens", y, said, series)
+
+
+def attention(results: Results) -> list[Plot]:
+    """For each variant, how much attention falls on which distance."""
+    made = []
+    for variant, row in results.summary.items():
+        if row.attention is None:
+            continue
+        bins = [str(a) if a == b else f"{a}–{b}" for a, b in row.attention.distances]
+        series, heads = [], []
+        for layer, mass in enumerate(row.attention.mass):
+            by_bin = [[100 * share for share in shares] for shares in zip(*mass)]
+            points = [(x, sum(shares) / len(shares)) for x, shares in enumerate(by_bin)]
+            band = [(min(shares), max(shares)) for shares in by_bin]
+            series.append(Series(f"layer {layer}", points, band, colour=layer))
+            heads += [[f"layer {layer}, head {head}", *(100 * s for s in shares)] for head, shares in enumerate(mass)]
+        said = (
+            "Share of the attention on tokens that far back: for each layer the mean over its heads, in the "
+            "band they span; of the first seed. The table has each head."
+        )
+        made.append(
+            Plot(f"attention-{len(made)}", f"Attention by distance: {variant}", "distance (tokens back)",
+                 "share of attention (%)", said, series, ticks=bins, table=(["head, % by tokens back", *bins], heads))
+        )  # fmt: skip
+    return made
+
+
+def _lines(results: Results, points_of: Callable[..., list[Point | PairedPoint]], others: bool = False) -> list[Series]:
+    """A line for each variant with points; others: in other dashes for its models with other position options too."""
+    lines = []
+    for colour, (variant, row) in enumerate(results.summary.items()):
+        more = {f"{variant} + {name}": other for name, other in row.evaluated_with.items()} if others else {}
+        for dash, (label, numbers) in enumerate({variant: row, **more}.items()):
+            points = points_of(numbers)
+            band = [None if point.low is None else (point.low, point.high) for point in points]
+            if points:
+                lines.append(Series(label, [(point.x, point.mean) for point in points], band, colour, dash))
+    return lines if len(lines) <= MOST_LINES else [line for line in lines if not line.dash]

@@ -1,105 +1,159 @@
-"""From the numbers of single runs to those of a comparison."""
+"""What results.json holds: the numbers of each run, of each variant over its seeds, and of the whole comparison."""
 
-import statistics
-from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-from comparison.statistics import holm, mean_and_spread, paired
+from comparison.inference import Difference, Paired, Spread
 
-
-def sweep(runs: list[dict]) -> list[dict]:
-    """For each learning rate of a variant's runs mean and standard deviation of the validation loss over seeds.
-
-    `diverged` has the seeds that did; they are in neither, which are None where all did.
-    """
-    found = []
-    for rate in dict.fromkeys(run["learning_rate"] for run in runs):
-        some = [run for run in runs if run["learning_rate"] == rate]
-        losses = [run["val_loss"] for run in some if not run["diverged"]]
-        seeds = [run["seed"] for run in some if run["diverged"]]
-        found.append({"learning_rate": rate, **mean_and_spread(losses), "diverged": seeds})
-    return found
+Pairs = list[tuple[float, float | None]]  # (x, y); y is None where the run has no value
 
 
-def best_rate(runs: list[dict]) -> list[dict]:
-    """The runs of a variant that have the learning rate with the lowest mean validation loss, and did not diverge.
+@dataclass(frozen=True)
+class Point(Spread):
+    """The values at one x over seeds; low and high are the extremes, None as the mean is."""
 
-    A rate at which fewer seeds diverged comes before one at which more did. No runs where all did.
-    """
-    rates = [row for row in sweep(runs) if row["mean"] is not None]
-    if not rates:
-        return []
-    best = min(rates, key=lambda row: (len(row["diverged"]), row["mean"]))
-    return [run for run in runs if run["learning_rate"] == best["learning_rate"] and not run["diverged"]]
+    x: float
+    low: float | None
+    high: float | None
 
 
-def summarize(runs: Mapping[str, list[dict]], baseline: str) -> dict[str, dict]:
-    """Per variant the numbers over its seeds, and the differences to the baseline paired by seed.
+@dataclass(frozen=True)
+class PairedPoint(Paired):
+    """The paired differences at one x."""
 
-    runs: for each variant what `read_run` and `measure` say of each seed's run. `difference` has `p_holm` beside
-    what `paired` gives: corrected for the number of variants, None where there is no p.
-    """
-    summary = {}
-    for variant, measured in runs.items():
-        one = measured[0]
-        summary[variant] = {
-            "learning_rate": one["learning_rate"],
-            "seeds": [run["seed"] for run in measured],
-            "val_loss": mean_and_spread([run["val_loss"] for run in measured]),
-            "val_bits_per_byte": mean_and_spread([run["val_bits_per_byte"] for run in measured]),
-            "difference": paired(*(_by_seed(some, "val_loss") for some in (measured, runs[baseline]))),
-            "curve": _over_seeds(measured, "curve"),
-            "difference_curve": _differences(measured, runs[baseline]),
-            "grad_norm": _over_seeds(measured, "grad_norm"),
-            "theta_drift": _over_seeds(measured, "theta_drift"),
-            "theta_drift_by_pair": _over_seeds(measured, "theta_drift_by_pair"),
-            **_evaluations(measured),
-            "evaluated_with": {
-                name: _evaluations([run["evaluated_with"][name] for run in measured]) for name in one["evaluated_with"]
-            },
-            "attention": one["attention"],
-            "embedding_rms": one["embedding_rms"],
-            "position_parameters": one["position_parameters"],
-            "parameters": one["parameters"],
-            "tokens_per_second": statistics.median(run["tokens_per_second"] for run in measured),
-            "decode_tokens_per_second": statistics.median(run["decode_tokens_per_second"] for run in measured),
-        }
-    tested = {v: row["difference"]["p"] for v, row in summary.items() if v != baseline}
-    corrected = holm({variant: p for variant, p in tested.items() if p is not None})
-    for variant, row in summary.items():
-        row["difference"]["p_holm"] = corrected.get(variant)
-    return summary
+    x: float
 
 
-def _by_seed(measured: list[dict], key: str) -> dict[int, float]:
-    return {run["seed"]: run[key] for run in measured}
+Curve = TypeVar("Curve", Pairs, list[Point])  # of one run, or over seeds
 
 
-def _evaluations(measured: list[dict]) -> dict[str, list[dict]]:
-    """What is asked of a model with its own position options, and with others."""
-    return {key: _over_seeds(measured, key) for key in ("loss_by_context", "loss_by_position", "exact_match")}
+@dataclass(frozen=True)
+class SchemeMetric(Generic[Curve]):
+    """A series that a positional scheme logs, of one or more entries; each is a mean over layers."""
+
+    words: str  # what it is
+    largest: Curve  # (training tokens, largest entry)
+    at_end: Curve  # (index, entry)
 
 
-def _over_seeds(measured: list[dict], key: str) -> list[dict]:
-    """Points {x, mean, sd, low, high} at the x that all runs have; low and high are the extremes of the seeds.
+@dataclass(frozen=True)
+class Evaluation(Generic[Curve]):
+    """What is also measured with other position options. Losses are in nats per token."""
 
-    mean, sd, low and high are None where a run has no value.
-    """
-    curves = [dict(map(tuple, run[key] or ())) for run in measured]
-    points = []
-    for x in curves[0]:
-        values = [curve.get(x, ...) for curve in curves]
-        if ... in values:
-            continue
-        ends = (None, None) if None in values else (min(values), max(values))
-        points.append({"x": x, **mean_and_spread(values), "low": ends[0], "high": ends[1]})
-    return points
+    loss_by_context: Curve | None  # (tokens of context, loss)
+    loss_by_position: Curve | None  # (last position of a bin, in tokens; loss)
+    exact_match: Curve | None  # (length in symbols, share of examples); None without a synthetic task
 
 
-def _differences(measured: list[dict], baseline: list[dict]) -> list[dict]:
-    """`paired` differences of the validation loss at each number of tokens x that all runs have."""
-    curves, others = ({run["seed"]: dict(map(tuple, run["curve"])) for run in some} for some in (measured, baseline))
-    common = set.intersection(*({*curve} for curve in (*curves.values(), *others.values())))
-    return [
-        {"x": x, **paired(*({seed: curve[x] for seed, curve in some.items()} for some in (curves, others)))}
-        for x in sorted(common)
-    ]
+@dataclass(frozen=True)
+class Attention:
+    """How far back the heads look, averaged over all queries."""
+
+    distances: list[tuple[int, int]]  # first and last of each bin, in tokens back
+    mass: list[list[list[float]]]  # (layers, heads, bins): softmax weight; the bins add up to 1
+    largest_logit: list[list[float]]  # (layers, heads): largest score before the softmax, after 1/√d and bias
+
+
+@dataclass(frozen=True)
+class EmbeddingRms:
+    """Root mean squares of the token embeddings and of what the scheme adds to them."""
+
+    tokens: float
+    position: float | None  # None where the scheme adds nothing
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run. One that diverged has only these fields."""
+
+    folder: str
+    seed: int
+    learning_rate: float
+    diverged: str | None  # what was no longer finite, and when
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LoggedRun(Run):
+    """What a run logged."""
+
+    tokens: int  # trained on
+    val_loss: float  # in the unit of the results
+    val_bits_per_byte: float
+    curve: Pairs  # (training tokens, val_loss)
+    grad_norm: Pairs  # (training tokens, norm before clipping)
+    scheme_metrics: dict[str, SchemeMetric[Pairs]]  # by name
+    tokens_per_second: float  # median over the log
+    corpus: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class MeasuredRun(Evaluation[Pairs], LoggedRun):
+    """What a run logged, and what was measured of its model."""
+
+    attention: Attention | None  # None without a softmax, or with a score that is not finite
+    embedding_rms: dict[str, EmbeddingRms]  # at the start and at the end of training
+    decode_tokens_per_second: float
+    position_parameters: int
+    parameters: int
+    evaluated_with: dict[str, Evaluation[Pairs]]  # by the name of the other position options
+
+
+@dataclass(frozen=True)
+class RateSpread(Spread):
+    """The final loss of a variant's runs at one learning rate, without those that diverged."""
+
+    learning_rate: float
+    diverged: list[int]  # seeds
+
+
+@dataclass(frozen=True)
+class VariantSummary(Evaluation[list[Point]]):
+    """A variant's numbers at its best learning rate, over the seeds that did not diverge."""
+
+    learning_rate: float
+    seeds: list[int]
+    val_loss: Spread
+    val_bits_per_byte: Spread
+    difference: Difference
+    curve: list[Point]
+    difference_curve: list[PairedPoint]
+    grad_norm: list[Point]
+    scheme_metrics: dict[str, SchemeMetric[list[Point]]]
+    evaluated_with: dict[str, Evaluation[list[Point]]]
+    attention: Attention | None  # this and the next are those of the first seed
+    embedding_rms: dict[str, EmbeddingRms]
+    position_parameters: int
+    parameters: int
+    tokens_per_second: float  # medians over the runs
+    decode_tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Results:
+    """A whole comparison. Dictionaries are by variant unless said otherwise."""
+
+    name: str
+    baseline: str
+    unit: str  # of losses: nats per token, or bits per byte
+    context: int  # trained, of the baseline, in tokens
+    trained_length: int | None  # the longest, of a synthetic task, in symbols
+    tokens: list[int]  # trained on: one number where all runs have the same
+    notes: list[str]
+    corpus: dict[str, Any]
+    optimizer: str
+    versions: dict[str, str]  # by library
+    hardware: dict[str, Any]  # that the report was made on
+    differing: dict[str, dict[str, Any]]  # dotted.key: value of the settings that the variants do not share
+    sweep: dict[str, list[RateSpread]]
+    summary: dict[str, VariantSummary]
+    runs: dict[str, list[MeasuredRun]]
+    unused_learning_rates: dict[str, list[LoggedRun]]
+    diverged: dict[str, list[Run]]
+
+    def evaluations(self) -> dict[str, Evaluation[list[Point]]]:
+        """All evaluations by name: each variant's own, then those of its models with other position options."""
+        found = {}
+        for variant, row in self.summary.items():
+            found |= {variant: row} | {f"{variant} + {name}": other for name, other in row.evaluated_with.items()}
+        return found

@@ -1,4 +1,4 @@
-"""Trains the runs of a comparison, one after the other or side by side, and says how far it is."""
+"""Trains the runs of a comparison, one after the other or several at a time, and shows the progress."""
 
 import os
 import subprocess
@@ -13,21 +13,20 @@ from configs import Config
 from training.run import RunFolder
 
 POLL_SECONDS = 0.5
-GRACE_SECONDS = 60  # for a training that is told to stop
+GRACE_SECONDS = 60  # for a training to save itself and stop
 
 
 def train_all(configs: list[Config], train: Callable, jobs: int, arguments: dict[str, list[str]]) -> None:
-    """Trains what has neither finished nor diverged; half-finished runs go on.
+    """Trains what has neither finished nor diverged; half-finished runs continue.
 
-    train: trains one config in this process, which is what happens for one job. With more, that many processes of
-    train.py run at a time, each with its share of the threads; arguments: those of each run, by its name. The first
-    that fails, but by diverging, ends all with an InputError; then, and when this process is stopped, the others are
-    told to stop.
+    train: trains one config in this process, for one job. With more, that many processes of train.py run at a time,
+    each with its share of the threads; arguments: those of each run, by its name. The first failure that is not a
+    divergence ends all with an InputError; then, and when this process is stopped, the other processes are stopped.
     """
     progress = Progress(configs)
     waiting = [config for config in configs if progress.left[config.name]]
     if jobs > 1:
-        return _side_by_side(waiting, jobs, arguments, progress)
+        return _in_processes(waiting, jobs, arguments, progress)
     for config in waiting:
         print(progress.line([config]), file=sys.stderr)
         try:
@@ -35,19 +34,19 @@ def train_all(configs: list[Config], train: Callable, jobs: int, arguments: dict
         except InputError:
             if not _divergence(config):
                 raise
-        progress.look(config)
+        progress.update(config)
 
 
 def _divergence(config: Config) -> str | None:
-    """What was no longer finite in a run, after saying so."""
+    """Prints what was no longer finite in a run that diverged, and returns it."""
     said = RunFolder.exists(config) and RunFolder(config, resume=True).divergence()
     if said:
         start = "\r\033[K" if sys.stderr.isatty() else ""
-        print(f"{start}{config.folder} has diverged: {said}; the others go on", file=sys.stderr)
+        print(f"{start}{config.folder} has diverged: {said}; the other runs continue", file=sys.stderr)
     return said
 
 
-def _side_by_side(waiting, jobs, arguments, progress):
+def _in_processes(waiting, jobs, arguments, progress):
     active: list[_Process] = []
     try:
         while waiting or active:
@@ -61,7 +60,7 @@ def _side_by_side(waiting, jobs, arguments, progress):
                 print(line, file=sys.stderr, flush=True)
             time.sleep(POLL_SECONDS)
             for process in active:
-                progress.look(process.config)
+                progress.update(process.config)
             active = [process for process in active if not process.ended()]
     finally:
         for process in active:
@@ -69,7 +68,7 @@ def _side_by_side(waiting, jobs, arguments, progress):
 
 
 class Progress:
-    """Counts the tokens that are left to train, and from the pace so far the time."""
+    """The tokens left to train, and from the pace so far the time left."""
 
     def __init__(self, configs: list[Config]):
         self.configs, self.begun = configs, time.monotonic()
@@ -86,12 +85,12 @@ class Progress:
             steps = 0 if ended else max(1, steps - logged)  # the last step may be logged and not saved
         return steps * config.train.batch_size * config.model.max_position_embeddings
 
-    def look(self, config: Config) -> None:
-        """Takes notice of how far a run has come."""
+    def update(self, config: Config) -> None:
+        """Updates the tokens left of a run."""
         self.left[config.name] = self._left(config)
 
     def line(self, active: list[Config]) -> str:
-        """`run 3 of 20: runs/compare/rope-seed2, about 12 min left`; several runs where they are side by side."""
+        """`run 3 of 20: runs/compare/rope-seed2, about 12 min left`; several runs where they train at the same time."""
         numbers = ", ".join(str(self.configs.index(config) + 1) for config in active)
         places = ", ".join(str(config.folder) for config in active)
         return f"run{'s' * (len(active) > 1)} {numbers} of {len(self.configs)}: {places}, {self.time_left()}"
@@ -101,7 +100,7 @@ class Progress:
         left = sum(self.left.values())
         done = self.at_start - left
         if not done:
-            return "time left not known yet"
+            return "time left unknown"
         minutes = (time.monotonic() - self.begun) / done * left / 60
         return f"about {minutes / 60:.1f} h left" if minutes >= 90 else f"about {minutes:.0f} min left"
 
@@ -121,7 +120,7 @@ class _Process:
         )
 
     def ended(self) -> bool:
-        """Whether it has; InputError with its own line where it has failed, but by diverging."""
+        """Whether it has; InputError with its last line where it failed, unless the run diverged."""
         status = self.process.poll()
         if status is None:
             return False
@@ -129,14 +128,14 @@ class _Process:
             self.errors.seek(0)
             said = self.errors.read().decode(errors="replace").replace("\r", "\n").strip()
         if status and not _divergence(self.config):
-            if status != 2:  # a defect, whose traceback is wanted
+            if status != 2:  # a bug: show its traceback
                 print(said, file=sys.stderr)
             reason = said.splitlines()[-1] if said else f"ended with status {status}"
             raise InputError(f"{self.config.folder}: {reason.removeprefix('error: ')}")
         return True
 
     def stop(self) -> None:
-        """Tells it to stop, and waits for it."""
+        """Asks it to stop and waits; kills it after GRACE_SECONDS."""
         self.errors.close()
         self.process.terminate()
         try:

@@ -3,7 +3,8 @@
 import json
 from dataclasses import dataclass
 
-from comparison.words import p_value, rows, verdict
+from comparison.formats import interval, p_value, plus_minus
+from comparison.results import Results
 
 
 @dataclass(frozen=True)
@@ -21,78 +22,75 @@ class Table:
         return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{self.note}"
 
 
-def main_table(results: dict) -> Table:
+def main_table(results: Results) -> Table:
     """One row a variant: its loss, and how it differs from the baseline."""
-    summary, baseline = results["summary"], results["baseline"]
     body = []
-    for variant, row in summary.items():
-        numbers = row["difference"]
-        p = "n/a" if numbers["p_holm"] is None else p_value(numbers["p_holm"]).removeprefix("= ")
-        compared = [spread(numbers, sign="+"), interval(numbers), p, verdict(numbers)]
-        if variant == baseline:
+    for variant, row in results.summary.items():
+        numbers = row.difference
+        p = "n/a" if numbers.p_holm is None else p_value(numbers.p_holm)
+        compared = [plus_minus(numbers, sign="+"), interval(numbers), p, numbers.verdict]
+        if variant == results.baseline:
             compared = ["—", "—", "—", "baseline"]
-        losses, seeds = [spread(row["val_loss"]), spread(row["val_bits_per_byte"])], ", ".join(map(str, row["seeds"]))
-        lost = [rate["diverged"] for rate in results["sweep"][variant] if rate["learning_rate"] == row["learning_rate"]]
-        seeds += "".join(f" ({', '.join(map(str, some))} diverged)" for some in lost if some)
-        body.append([variant, *losses, *compared, seeds])
-    body += [[variant, *["—"] * 5, "diverged", "—"] for variant in results["diverged"] if variant not in summary]
-    header = ["variant", f"validation loss ({results['unit']})", "bits per byte", f"difference to {baseline}"]
+        seeds = ", ".join(map(str, row.seeds))
+        lost = [rate.diverged for rate in results.sweep[variant] if rate.learning_rate == row.learning_rate]
+        lost = "".join(f" ({', '.join(map(str, some))} diverged)" for some in lost if some)
+        body.append([variant, plus_minus(row.val_loss), plus_minus(row.val_bits_per_byte), *compared, seeds + lost])
+    body += [[variant, *["—"] * 5, "diverged", "—"] for variant in results.diverged if variant not in results.summary]
+    header = ["variant", f"validation loss ({results.unit})", "bits per byte", f"difference to {results.baseline}"]
     note = (
         "± is the standard deviation from seed to seed. Differences are paired by seed; intervals are 95 % "
-        "t-intervals of their mean, each for itself; p is that of the paired t-test, two-sided, corrected for the "
-        "number of variants (Holm 1979)."
+        "t-intervals of their mean, not corrected; p is that of the paired t-test, two-sided, corrected for the number "
+        "of variants (Holm 1979)."
     )
     return Table("Validation loss", [*header, "95 % interval", "p (Holm)", "verdict", "seeds"], body, note)
 
 
-def context_table(results: dict) -> Table:
+def context_table(results: Results) -> Table:
     """The loss of the same tokens with more and more context."""
-    found = rows(results["summary"])
-    lengths = sorted({point["x"] for row in found.values() for point in row["loss_by_context"]})
-    body = [[name, *_cells(row["loss_by_context"], lengths)] for name, row in found.items()]
+    lengths, body = _over_lengths(results, "loss_by_context")
     note = (
-        f"{results['unit']}; 1× is the trained context of {results['context']} tokens. The same tokens are scored in "
-        "every column, each with nearly the whole of that context before it. n/a: the scheme has no positions so far "
-        "out, or the text is too short. “a + b”: the same trained models, evaluated with the position options b."
+        f"{results.unit}; 1× is the trained context of {results.context} tokens. The same tokens are scored in "
+        "every column, each with nearly the whole of that context before it. n/a: the scheme has no positions that "
+        "far out, or the text is too short. “a + b”: the same trained models, evaluated with the position options b."
     )
-    header = ["variant", *(f"{length / results['context']:g}×" for length in lengths)]
+    header = ["variant", *(f"{length / results.context:g}×" for length in lengths)]
     return Table("Loss by context length", header, body, note)
 
 
-def match_table(results: dict) -> Table:
+def match_table(results: Results) -> Table:
     """Exact match by length of a synthetic task."""
-    found = rows(results["summary"])
-    lengths = sorted({point["x"] for row in found.values() for point in row["exact_match"]})
-    body = [[name, *_cells(row["exact_match"], lengths)] for name, row in found.items()]
+    lengths, body = _over_lengths(results, "exact_match")
     note = "Share of examples whose whole answer is right, by length, over seeds."
     return Table("Exact match by length", ["variant", *map(str, lengths)], body, note)
 
 
-def cost_table(results: dict) -> Table:
+def _over_lengths(results: Results, key: str) -> tuple[list, list[list[str]]]:
+    """All lengths x of a series, and a row of its values for each evaluation."""
+    series = {name: {point.x: point for point in getattr(row, key)} for name, row in results.evaluations().items()}
+    lengths = sorted({x for points in series.values() for x in points})
+    cells = {name: [plus_minus(at[x], 3) if x in at else "n/a" for x in lengths] for name, at in series.items()}
+    return lengths, [[name, *row] for name, row in cells.items()]
+
+
+def cost_table(results: Results) -> Table:
     """What a variant costs."""
-    body = [
-        [
-            variant,
-            f"{row['position_parameters']:,} of {row['parameters']:,}",
-            f"{row['tokens_per_second']:,.0f}",
-            f"{row['decode_tokens_per_second']:,.0f}",
-        ]
-        for variant, row in results["summary"].items()
-    ]
-    note = "Medians over the runs: training as each run logged it; decoding one sequence on the machine named below."
-    header = ["variant", "extra parameters", "training tokens/s", "decode tokens/s"]
-    return Table("Cost", header, body, note)
-
-
-def inside_table(results: dict) -> Table:
-    """Sizes that tell whether one part drowns another."""
     body = []
-    for variant, row in results["summary"].items():
-        sizes = [row["embedding_rms"][when][part] for when in ("start", "end") for part in ("tokens", "position")]
-        logits = [logit for layer in (row["attention"] or {}).get("largest_logit", ()) for logit in layer]
-        norms = [point["mean"] for point in row["grad_norm"]]
-        largest = [max(logits, default=None), max(norms, default=None), norms[-1] if norms else None]
-        body.append([variant, *map(_size, [*sizes, *largest])])
+    for variant, row in results.summary.items():
+        speeds = [f"{speed:,.0f}" for speed in (row.tokens_per_second, row.decode_tokens_per_second)]
+        body.append([variant, f"{row.position_parameters:,} of {row.parameters:,}", *speeds])
+    note = "Medians over the runs: training as each run logged it; decoding one sequence on the machine named below."
+    return Table("Cost", ["variant", "extra parameters", "training tokens/s", "decode tokens/s"], body, note)
+
+
+def inside_table(results: Results) -> Table:
+    """Sizes that show whether one part of the model drowns another."""
+    body = []
+    for variant, row in results.summary.items():
+        start, end, norms = row.embedding_rms["start"], row.embedding_rms["end"], [at.mean for at in row.grad_norm]
+        logit = max(map(max, row.attention.largest_logit)) if row.attention else None
+        sizes = [start.tokens, start.position, end.tokens, end.position, logit]
+        sizes += [max(norms), norms[-1]] if norms else [None, None]
+        body.append([variant, *("—" if size is None else f"{size:.3g}" for size in sizes)])
     header = ["tokens at the start", "positions at the start", "tokens at the end", "positions at the end"]
     header += ["largest attention logit", "largest gradient norm", "last gradient norm"]
     note = (
@@ -103,57 +101,31 @@ def inside_table(results: dict) -> Table:
     return Table("Inside the model", ["variant", *header], body, note)
 
 
-def rates_table(results: dict) -> Table:
+def rates_table(results: Results) -> Table:
     """Every learning rate that was tried."""
     body = []
-    for variant, rates in results["sweep"].items():
-        used = results["summary"].get(variant, {}).get("learning_rate")
+    for variant, rates in results.sweep.items():
+        used = variant in results.summary and results.summary[variant].learning_rate
         for row in rates:
-            remarks = ["used"] * (row["learning_rate"] == used) + [f"seed {seed} diverged" for seed in row["diverged"]]
-            body.append([variant, f"{row['learning_rate']:g}", spread(row), ", ".join(remarks)])
-    header = ["variant", "learning rate", f"validation loss ({results['unit']})", ""]
-    note = "Means over seeds; of the rates at which the fewest seeds diverged the lowest is used in all other tables."
-    return Table("Learning rates", header, body, note)
+            remarks = ["used"] * (row.learning_rate == used) + [f"seed {seed} diverged" for seed in row.diverged]
+            body.append([variant, f"{row.learning_rate:g}", plus_minus(row), ", ".join(remarks)])
+    note = "Means over seeds. All other tables use the rate of the lowest mean where the fewest seeds diverged."
+    return Table("Learning rates", ["variant", "learning rate", f"validation loss ({results.unit})", ""], body, note)
 
 
-def diverged_table(results: dict) -> Table:
+def diverged_table(results: Results) -> Table:
     """The runs that have no numbers."""
-    body = [
-        [variant, f"{run['learning_rate']:g}", str(run["seed"]), run["diverged"]]
-        for variant, runs in results["diverged"].items()
-        for run in runs
-    ]
-    note = "What was no longer finite, and ended the run. These runs are in no mean."
+    runs = [(variant, run) for variant, some in results.diverged.items() for run in some]
+    body = [[variant, f"{run.learning_rate:g}", str(run.seed), run.diverged] for variant, run in runs]
+    note = "What was no longer finite and ended the run. These runs are in no mean."
     return Table("Diverged runs", ["variant", "learning rate", "seed", "what happened"], body, note)
 
 
-def settings_table(results: dict) -> Table:
-    """What sets the variants apart."""
-    keys = list(dict.fromkeys(key for own in results["differing"].values() for key in own))
+def settings_table(results: Results) -> Table:
+    """The settings in which the variants differ."""
+    keys = list(dict.fromkeys(key for own in results.differing.values() for key in own))
     body = [
         [variant, *(json.dumps(own[key]).strip('"') if key in own else "—" for key in keys)]
-        for variant, own in results["differing"].items()
+        for variant, own in results.differing.items()
     ]
-    return Table("What differs", ["variant", *keys], body, "All config keys in which the variants are not alike.")
-
-
-def spread(numbers: dict, digits: int = 4, sign: str = "") -> str:
-    """`2.3100 ± 0.0040`; without the spread of a single value; n/a where there is none."""
-    if numbers["mean"] is None:
-        return "n/a"
-    around = "" if numbers["sd"] is None else f" ± {numbers['sd']:.{digits}f}"
-    return f"{numbers['mean']:{sign}z.{digits}f}{around}"
-
-
-def interval(numbers: dict) -> str:
-    """`+0.0100 to +0.0300`, or n/a."""
-    return "n/a" if numbers["low"] is None else f"{numbers['low']:+z.4f} to {numbers['high']:+z.4f}"
-
-
-def _cells(points: list[dict], xs: list) -> list[str]:
-    found = {point["x"]: spread(point, 3) for point in points}
-    return [found.get(x, "n/a") for x in xs]
-
-
-def _size(value: float | None) -> str:
-    return "—" if value is None else f"{value:.3g}"
+    return Table("What differs", ["variant", *keys], body, "All config keys in which the variants differ.")

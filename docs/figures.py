@@ -112,23 +112,16 @@ def draw_precision(figure) -> None:
         axes.loglog([length - 1 for length in LENGTHS], largest, style, label=name)
         shown = ", ".join(f"{length - 1}: {error:.2g}" for length, error in zip(LENGTHS, largest))
         print(f"precision: {name}: largest error at {shown}")
-    axes.set(
-        xlabel="position (tokens)",
-        ylabel="largest |error| of cos and sin",
-        title="Tables, head_dim 64, base 10,000",
-    )
+    axes.set(xlabel="position (tokens)", ylabel="largest |error| of cos and sin")
+    axes.set_title("Tables, head_dim 64, base 10,000")
     axes.legend(frameon=False, loc=(0.5, 0.2))
 
 
-DRAWINGS = {  # name: function and width in inches
-    "frequencies": (draw_frequencies, 9),
-    "decay": (draw_decay, 9),
-    "precision": (draw_precision, 6),
-}
+DRAWINGS = {"frequencies": (draw_frequencies, 9), "decay": (draw_decay, 9), "precision": (draw_precision, 6)}  # inches
 
 
-def main(folder: Path, suffix: str = "svg") -> None:
-    """Writes one file for each of DRAWINGS."""
+def main(folder: Path) -> None:
+    """Writes an SVG for each of DRAWINGS."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -139,8 +132,7 @@ def main(folder: Path, suffix: str = "svg") -> None:
             draw(figure)
             for axes in figure.axes:
                 axes.minorticks_off()  # half of the file
-            metadata = {"Date": None} if suffix == "svg" else None
-            figure.savefig(folder / f"{name}.{suffix}", metadata=metadata, dpi=110)
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":

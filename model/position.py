@@ -97,10 +97,10 @@ class Position(nn.Module):
         return {} if type(self) is Position else None
 
     def _apply(self, fn, recurse=True):
-        # A model's .bfloat16() reaches its position parameters too; they follow to the device but never in less than float32.
+        # A model's .bfloat16() reaches its position parameters too; they follow to the device, but not below float32.
         def keep_precise(tensor):
             moved = fn(tensor)
-            return moved if moved.dtype.itemsize >= tensor.dtype.itemsize else tensor.to(moved.device)
+            return tensor.to(moved.device) if moved.dtype.itemsize < 4 else moved
 
         return super()._apply(keep_precise, recurse)
 

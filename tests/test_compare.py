@@ -12,11 +12,14 @@ import yaml
 import compare as program
 from base import InputError
 from browser import BROWSER, check_layout, look
-from comparison.compare import compare
+from comparison.commands import compare
 from comparison.design import load_comparison
+from comparison.inference import Spread
+from comparison.results import Point
 from comparison.tables import context_table, main_table
 from made_up import results, run
-from tiny import before_step, call, config_file, replace_path, rows, weights
+from model.position import POSITIONS
+from tiny import Stopped, before_step, call, config_file, replace_path, rows, weights
 from training import loop
 from training.loop import Trainer
 
@@ -41,6 +44,12 @@ def run_comparison(folder, *overrides, **changes):
     return compare(*load_comparison(str(comparison_file(folder, **changes)), list(overrides)))
 
 
+def written(folder):
+    """results.json, which must be strict JSON."""
+    text = (folder / "runs" / "cmp" / "results.json").read_text(encoding="utf-8")
+    return json.loads(text, parse_constant=pytest.fail)
+
+
 def test_precedence_base_below_settings_below_variant(tmp_path):
     changes = {
         "settings": {"train.steps": 4, "train.batch_size": 3, "model.position.scheme": "rope"},
@@ -56,7 +65,7 @@ def test_precedence_base_below_settings_below_variant(tmp_path):
 
 
 def test_a_section_adds_to_the_base_and_does_not_replace_it(tmp_path):
-    """`variants.b.model.position=none` would else silently train b at the default width, beside narrower ones."""
+    """`variants.b.model.position=none` would otherwise silently train b at the default width, beside narrower ones."""
     changes = {"settings": {"train": {"steps": 4}, "data": {"tokenizer": {"vocab_size": 300}}}}
     _, runs = load_comparison(str(comparison_file(tmp_path, **changes)), ["variants.theta.model.position=none"])
     rope, theta = (runs[variant][0] for variant in ("rope", "theta"))
@@ -87,8 +96,8 @@ def test_each_learning_rate_has_runs_of_its_own_name(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "overrides", "expected"),
     [
-        ({"baseline": "rop"}, [], "baseline 'rop' is not a variant, those are rope, theta"),
-        ({"seeds": [1, 1]}, [], "seeds .* twice"),
+        ({"baseline": "rop"}, [], "baseline: expected one of rope, theta, got 'rop'"),
+        ({"seeds": [1, 1]}, [], "seeds: expected no value twice, got"),
         ({"seeds": []}, [], "seeds"),
         ({"variants": {}}, [], "variants"),
         ({"variants": {"../x": {}}, "baseline": "../x"}, [], "variants"),
@@ -97,9 +106,14 @@ def test_each_learning_rate_has_runs_of_its_own_name(tmp_path):
         ({"settings": {"train.stps": 3}}, [], "variants.rope.*'stps'.*'steps'"),
         ({"variants": {"rope": {"model.positon": "rope"}}}, [], "variants.rope.*'positon'.*'position'"),
         ({"base": "none.yaml"}, [], "none.yaml: No such file"),
-        ({"settings": {"seed": 5}}, [], "seed"),
-        ({}, ["seed=5"], "seed"),
-        ({"variants": {"rope": {"name": "x"}}}, [], "name"),
+        ({"settings": {"seed": 5}}, [], "seed: cannot be set here"),
+        ({}, ["seed=5"], "seed: cannot be set here"),
+        ({"variants": {"rope": {"name": "x"}}}, [], "name: cannot be set here"),
+        ({"learning_rates": [1e-3, 1e-3]}, [], "learning_rates: expected no value twice"),
+        ({"learning_rates": [-1]}, [], "learning_rates.*greater than 0"),
+        ({"learning_rates": [1e-3]}, ["train.learning_rate=1"], "train.learning_rate: cannot be set here"),
+        ({"evaluate_with": {"far": {"scaling": {"rope_type": "yarm", "factor": 2}}}}, [], "with.far: no .*yarm"),
+        ({"evaluate_with": {"far": {"scalling": 1}}}, [], "evaluate_with.far: no .*scalling"),
     ],
 )
 def test_a_comparison_that_cannot_be_is_refused_before_any_run(tmp_path, changes, overrides, expected):
@@ -110,7 +124,7 @@ def test_a_comparison_that_cannot_be_is_refused_before_any_run(tmp_path, changes
 
 def test_summary_by_hand():
     def measured(seed, loss, far, speed):
-        by_context = [[16, loss], [64, far]]
+        by_context = [(16, loss), (64, far)]
         return run(seed, loss, loss_by_context=by_context, position_parameters=8, tokens_per_second=speed)
 
     runs = {
@@ -118,20 +132,20 @@ def test_summary_by_hand():
         "b": [measured(0, 2.25, 6.0, 10), measured(1, 2.5, None, 10), measured(2, 5.0, 6.0, 10)],
     }
     found = results(runs, "a")
-    summary = found["summary"]
-    assert summary["a"]["val_loss"] == {"mean": 3.0, "sd": pytest.approx(math.sqrt(3.5 / 2))}
-    assert summary["b"]["val_bits_per_byte"]["mean"] == pytest.approx((2.25 + 2.5 + 5) / 6)
+    summary = found.summary
+    assert summary["a"].val_loss == Spread(3.0, pytest.approx(math.sqrt(3.5 / 2)))
+    assert summary["b"].val_bits_per_byte.mean == pytest.approx((2.25 + 2.5 + 5) / 6)
     # by seed: 0.25, 0, 0.5; the spread between seeds cancels
-    difference = summary["b"]["difference"]
-    assert (difference["mean"], difference["sd"], difference["n"]) == (0.25, pytest.approx(0.25), 3)
-    assert difference["p"] == difference["p_holm"] == pytest.approx(0.22540333, rel=1e-6)  # scipy: stats.ttest_rel
-    assert (summary["a"]["difference"]["mean"], summary["a"]["difference"]["p_holm"]) == (0, None)
-    assert [point["mean"] for point in summary["a"]["loss_by_context"]] == [3.0, 4.0]
-    assert summary["b"]["loss_by_context"][1] == {"x": 64, "mean": None, "sd": None, "low": None, "high": None}
-    assert [(p["x"], p["low"], p["high"]) for p in summary["a"]["curve"]] == [(2000, 3.0, 8.0), (4000, 2.0, 4.5)]
-    assert summary["b"]["difference_curve"][0]["mean"] == 0.5
-    assert (summary["a"]["tokens_per_second"], summary["b"]["position_parameters"]) == (20, 8)
-    assert results({"a": runs["a"][:1]}, "a")["summary"]["a"]["val_loss"] == {"mean": 2.0, "sd": None}
+    difference = summary["b"].difference
+    assert (difference.mean, difference.sd, difference.n) == (0.25, pytest.approx(0.25), 3)
+    assert difference.p == difference.p_holm == pytest.approx(0.22540333, rel=1e-6)  # scipy: stats.ttest_rel
+    assert (summary["a"].difference.mean, summary["a"].difference.p_holm) == (0, None)
+    assert [point.mean for point in summary["a"].loss_by_context] == [3.0, 4.0]
+    assert summary["b"].loss_by_context[1] == Point(None, None, 64, None, None)
+    assert [(p.x, p.low, p.high) for p in summary["a"].curve] == [(2000, 3.0, 8.0), (4000, 2.0, 4.5)]
+    assert summary["b"].difference_curve[0].mean == 0.5
+    assert (summary["a"].tokens_per_second, summary["b"].position_parameters) == (20, 8)
+    assert results({"a": runs["a"][:1]}, "a").summary["a"].val_loss == Spread(2.0, None)
 
     header, _, a, b, *_ = main_table(found).markdown().splitlines()
     assert header.count("|") == a.count("|") == b.count("|")
@@ -184,7 +198,7 @@ def test_a_sweep_reports_all_rates_and_uses_the_best(tmp_path):
     changes["evaluate_with"] = {"yarn": {"scaling": {"rope_type": "yarn", "factor": 4}}}
     text = run_comparison(tmp_path, **changes)
     out = tmp_path / "runs" / "cmp"
-    numbers = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    numbers = written(tmp_path)
     assert [row["learning_rate"] for row in numbers["sweep"]["rope"]] == [0.01, 1e-05]
     assert [run["learning_rate"] for run in numbers["runs"]["rope"]] == [0.01]
     assert [run["learning_rate"] for run in numbers["unused_learning_rates"]["rope"]] == [1e-05]
@@ -194,17 +208,31 @@ def test_a_sweep_reports_all_rates_and_uses_the_best(tmp_path):
     assert re.search(r"^\| rope \| 1e-05 \| \d\.\d+ \|  \|$", text, re.M)
 
 
+def test_any_metric_of_a_scheme_is_reported(tmp_path, monkeypatch):
+    """A number, two entries, and two for each of two layers, whose means count."""
+    logged = {"heat": 2.0, "speeds": [1.0, 3.0], "depths": [[1.0, 5.0], [3.0, 1.0]]}
+    monkeypatch.setattr(POSITIONS["alibi"], "measured", {name: f"{name} of it" for name in logged})
+    monkeypatch.setattr(POSITIONS["alibi"], "metrics", lambda _: logged)
+    text = run_comparison(tmp_path, variants={"rope": {}, "alibi": {"model.position": "alibi"}}, seeds=[0])
+    summary = written(tmp_path)["summary"]
+    found = summary["alibi"]["scheme_metrics"]
+    at_end = {name: [(point["x"], point["mean"]) for point in metric["at_end"]] for name, metric in found.items()}
+    assert at_end == {"heat": [(0, 2)], "speeds": [(0, 1), (1, 3)], "depths": [(0, 2), (1, 3)]}
+    assert [(point["x"], point["mean"]) for point in found["depths"]["largest"]] == [(n * 64, 3) for n in (1, 2, 3, 4)]
+    assert "- alibi ends with a speeds (speeds of it) of up to 3 " in text and summary["rope"]["scheme_metrics"] == {}
+
+
 WILD = {"train.learning_rate": 1e38, "train.min_learning_rate": 1e38}
 ADAMW = {"train.steps": 4, "train.eval_every": 2, "train.optimizer": "adamw"}
 
 
 def test_a_rate_that_diverges_is_a_result_and_the_others_go_on(tmp_path, monkeypatch, capsys):
-    """It is told, not used, and not trained again."""
+    """It is reported, not used, and not trained again."""
     changes = {"learning_rates": [1e15, 0.01], "seeds": [0], "settings": ADAMW}
     text = run_comparison(tmp_path, **changes)
     out, said = tmp_path / "runs" / "cmp", capsys.readouterr().err
     assert f"{out / 'rope-lr1000000000000000.0-seed0'} has diverged: step 2: loss nan" in said
-    numbers = json.loads((out / "results.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    numbers = written(tmp_path)
     assert [row["learning_rate"] for row in numbers["summary"].values()] == [0.01, 0.01]
     assert [row["diverged"] for row in numbers["sweep"]["theta"]] == [[0], []]
     assert numbers["diverged"]["theta"][0]["diverged"].startswith("step 2: loss nan, ")
@@ -220,15 +248,15 @@ def test_a_seed_that_diverges_is_left_out_of_the_means(tmp_path):
 
     with before_step(3, ruin):
         text = run_comparison(tmp_path)
-    numbers = json.loads((tmp_path / "runs" / "cmp" / "results.json").read_text(encoding="utf-8"))["summary"]
+    numbers = written(tmp_path)["summary"]
     assert (numbers["rope"]["seeds"], numbers["theta"]["seeds"]) == ([0, 7], [0])
     last = rows(tmp_path / "runs" / "cmp" / "theta-seed0")[-1]["val_loss"]
     assert numbers["theta"]["val_loss"] == {"mean": last, "sd": None} and numbers["theta"]["difference"]["n"] == 1
     assert columns(text, 8) == ["0, 7", "0 (7 diverged)"] and "its means are over the other seeds" in text
 
 
-def test_a_variant_that_diverges_wholly_is_told_also_side_by_side_and_from_its_folders(tmp_path, capsys):
-    """Its last step ruins it: only the evaluation shows that. As the baseline it has nothing to be compared with."""
+def test_a_variant_that_diverges_wholly_is_reported(tmp_path, capsys):
+    """Also side by side, and from its folders. Its last step ruins it, which only the evaluation shows."""
     variants = {"wild": WILD, "rope": {}}
     settings = {**ADAMW, "train.steps": 1, "train.warmup_steps": 0}
     changes = {"variants": variants, "seeds": [0], "settings": settings, "baseline": "wild"}
@@ -236,13 +264,13 @@ def test_a_variant_that_diverges_wholly_is_told_also_side_by_side_and_from_its_f
     assert call(program, path, "--jobs", 2) == 2
     said = capsys.readouterr().err.splitlines()
     why = "step 1: validation loss nan at train.learning_rate 1e+38"
-    assert said[-1] == f"error: baseline 'wild': all its runs diverged, the first at {why}; another that held is rope"
+    assert said[-1] == f"error: baseline 'wild': all its runs diverged, the first at {why}; those that did not: rope"
     out = tmp_path / "runs" / "cmp"
-    assert f"{out / 'wild-seed0'} has diverged: {why}; the others go on" in said
+    assert f"{out / 'wild-seed0'} has diverged: {why}; the other runs continue" in said
     assert call(program, path, "--jobs", 2, "baseline=rope") == 0
     text = capsys.readouterr().out
     assert columns(text, 7) == ["baseline", "diverged"]
-    assert "wild diverged with learning rate 1e+38, seed 0: in every run, so that it has no numbers." in text
+    assert "wild diverged with learning rate 1e+38, seed 0: in every run, so it has no numbers." in text
     assert call(program, "--runs", out / "rope-seed0", out / "wild-seed0", "--out", tmp_path / "report") == 0
     assert columns(capsys.readouterr().out, 7) == ["baseline", "diverged"]
 
@@ -261,15 +289,15 @@ def test_the_report_has_a_table_the_numbers_and_pictures(done):
     folder, table, _ = done
     out = folder / "runs" / "cmp"
     names = {f"{variant}-seed{seed}" for variant in ("rope", "theta") for seed in (0, 7)}
-    written = {"report.html", "report.md", "results.json", "loss.svg", "context.svg"}
-    assert {path.name for path in out.iterdir()} == names | written
+    files = {"report.html", "report.md", "results.json", "loss.svg", "context.svg"}
+    assert {path.name for path in out.iterdir()} == names | files
     assert (out / "report.md").read_text(encoding="utf-8") == table
     assert columns(table, 1) == ["rope", "theta"]
     for name in ("loss", "context"):
         assert f"]({name}.svg)" in table
         assert ElementTree.parse(out / f"{name}.svg").getroot().tag.endswith("svg")
 
-    numbers = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    numbers = written(folder)
     for variant, parameters in (("rope", 0), ("theta", 4)):
         last = [rows(out / f"{variant}-seed{seed}")[-1]["val_loss"] for seed in (0, 7)]
         assert numbers["summary"][variant]["val_loss"]["mean"] == pytest.approx(statistics.fmean(last), rel=1e-12)
@@ -310,32 +338,28 @@ def test_variants_start_from_the_same_weights_and_see_the_same_batches(done):
     assert not torch.equal(seen["rope", 0]["weights"][name], seen["rope", 7]["weights"][name])
 
 
-def test_a_second_call_trains_nothing_and_reports_the_same(done, again, monkeypatch):
+def test_a_second_call_trains_nothing_and_prints_the_same(done, again, monkeypatch, capsys):
+    """The report alone is on stdout."""
     no_training(monkeypatch)
     out = again / "runs" / "cmp"
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != "results.json"}
-    assert run_comparison(again) == done[1]
+    assert call(program, again / "cmp.yaml") == 0
+    captured = capsys.readouterr()
+    assert captured.out == done[1] + "\n" and f"written to {out}" in captured.err
     assert {path: path.read_bytes() for path in before} == before
 
 
 def test_an_interrupted_comparison_goes_on_where_it_was(done, tmp_path, monkeypatch):
     """Finished runs stay, the half-finished one continues from its checkpoint, the missing one is trained."""
-    real, steps = Trainer.take_step, []
 
-    def killed_at(last):
-        def step(trainer):
-            steps.append(trainer.step)
-            if len(steps) == last:
-                raise InterruptedError
-            return real(trainer)
+    def kill(trainer):
+        if trainer.run.config.name == "theta-seed0":
+            raise Stopped
 
-        return step
-
-    monkeypatch.setattr(Trainer, "take_step", killed_at(4 + 4 + 4))  # in the last step of the third run
-    with pytest.raises(InterruptedError):
+    with before_step(4, kill), pytest.raises(Stopped):
         run_comparison(tmp_path, "train.checkpoint_every=2")
-    steps.clear()
-    monkeypatch.setattr(Trainer, "take_step", killed_at(None))
+    real, steps = Trainer.take_step, []
+    monkeypatch.setattr(Trainer, "take_step", lambda trainer: steps.append(trainer.step) or real(trainer))
     run_comparison(tmp_path, "train.checkpoint_every=2")
     assert len(steps) == 2 + 4
     for name in ("rope-seed0", "rope-seed7", "theta-seed0", "theta-seed7"):
@@ -346,7 +370,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(done, tmp_path, monkeypa
 @pytest.mark.parametrize("override", ["train.learning_rate=0.02", "train.steps=5", "variants.theta={}"])
 def test_runs_made_with_other_settings_are_not_mixed_in(again, monkeypatch, override):
     no_training(monkeypatch)
-    with pytest.raises(InputError, match="was made with another (train|model).*remove it or use another name"):
+    with pytest.raises(InputError, match="was made with other values of (train|model).*remove it or use another name"):
         run_comparison(again, override)
 
 
@@ -363,17 +387,4 @@ def test_a_text_too_short_for_long_contexts_still_gives_a_table(tmp_path, seeds)
     (tmp_path / "text.txt").write_text("a few words " * 40, encoding="utf-8")  # 48 tokens for validation
     table = compare(*load_comparison(str(path), []))
     assert "n/a" in table and ("±" in columns(table, 2)[0]) == (len(seeds) > 1)
-
-    def refuse(constant):
-        raise ValueError(constant)
-
-    text = (tmp_path / "runs" / "cmp" / "results.json").read_text(encoding="utf-8")
-    assert json.loads(text, parse_constant=refuse)["runs"]["rope"][0]["loss_by_context"][2] == [64, None]
-
-
-def test_the_command_prints_the_table_on_stdout_alone(done, again, monkeypatch, capsys):
-    no_training(monkeypatch)
-    assert call(program, again / "cmp.yaml") == 0
-    captured = capsys.readouterr()
-    assert captured.out == done[1] + "\n"
-    assert f"written to {again / 'runs' / 'cmp'}" in captured.err
+    assert written(tmp_path)["runs"]["rope"][0]["loss_by_context"][2] == [64, None]

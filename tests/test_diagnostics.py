@@ -6,13 +6,15 @@ import pytest
 import torch
 from torch import nn
 
+from comparison import diagnostics
+from comparison.diagnostics import attention_by_distance, decode_speed, embedding_rms, exact_match
+from comparison.results import EmbeddingRms
 from data.synthetic import examples
 from data.tokenizer import END_OF_TEXT, TokenizerConfig, encode, train_tokenizer
 from model.config import ModelConfig
 from model.generation import generate
 from model.transformer import Transformer
-from training import diagnostics, evaluation
-from training.diagnostics import attention_by_distance, decode_speed, embedding_rms, exact_match
+from training import evaluation
 
 SLOPES = [0.25, 0.0625, 0.015625, 0.00390625]  # of ALiBi with four heads
 
@@ -154,14 +156,14 @@ def test_mass_and_largest_logit_as_written_out(scheme, tiny_model):
     model, tokens = tiny_model(scheme), stream(11)
     found = attention_by_distance(model, tokens, context=11)
     weights, scores = written_out(model, tokens)
-    assert found["distances"] == [(0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, 10)]
+    assert found.distances == [(0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, 10)]
     for layer in range(2):
         for head in range(4):
             at = weights[layer, head]
-            for (first, last), mass in zip(found["distances"], found["mass"][layer][head], strict=True):
+            for (first, last), mass in zip(found.distances, found.mass[layer][head], strict=True):
                 near = [at[i, j].item() for i in range(11) for j in range(i + 1) if first <= i - j <= last]
                 assert mass == pytest.approx(sum(near) / 11, abs=1e-7)
-            assert found["largest_logit"][layer][head] == pytest.approx(scores[layer, head].max().item(), rel=1e-6)
+            assert found.largest_logit[layer][head] == pytest.approx(scores[layer, head].max().item(), rel=1e-6)
 
 
 def test_a_model_is_what_it_was_and_its_logits_are_not_touched(scheme, tiny_model, tokens):
@@ -176,8 +178,8 @@ def test_windows_are_averaged_and_the_largest_logit_is_that_of_all(tiny_model, m
     monkeypatch.setattr(diagnostics, "WINDOWS", 3)
     whole = attention_by_distance(model, text, 8)
     for key, join in (("mass", numpy.mean), ("largest_logit", numpy.max)):
-        joined = join([part[key] for part in parts], axis=0)
-        assert numpy.allclose(whole[key], joined, rtol=1e-6, atol=0)
+        joined = join([getattr(part, key) for part in parts], axis=0)
+        assert numpy.allclose(getattr(whole, key), joined, rtol=1e-6, atol=0)
 
 
 def test_who_does_not_care_looks_everywhere_alike(tiny_model):
@@ -189,11 +191,11 @@ def test_who_does_not_care_looks_everywhere_alike(tiny_model):
     found = attention_by_distance(model, text, 16)
     at = [sum(1 / (i + 1) for i in range(distance, 16)) / 16 for distance in range(16)]
     expected = [at[0], at[1], at[2], sum(at[3:5]), sum(at[5:9]), sum(at[9:])]
-    assert numpy.allclose(found["mass"], expected, rtol=1e-6, atol=0)
-    assert found["distances"][-1] == (9, 15) and numpy.allclose(found["largest_logit"], 0)
+    assert numpy.allclose(found.mass, expected, rtol=1e-6, atol=0)
+    assert found.distances[-1] == (9, 15) and numpy.allclose(found.largest_logit, 0)
 
 
-def test_who_does_not_care_but_for_alibi_looks_back_as_far_as_its_slope_says(tiny_model):
+def test_equal_keys_under_alibi_are_seen_as_far_as_its_slope_says(tiny_model):
     model, text = tiny_model("alibi"), stream(32)
     with torch.no_grad():
         for block in model.layers:
@@ -202,8 +204,8 @@ def test_who_does_not_care_but_for_alibi_looks_back_as_far_as_its_slope_says(tin
     for head, slope in enumerate(SLOPES):
         falls = [math.exp(-slope * distance) for distance in range(16)]
         at_itself = sum(1 / sum(falls[: i + 1]) for i in range(16)) / 16
-        assert found["mass"][0][head][0] == pytest.approx(at_itself, rel=1e-6)
-        assert found["mass"][1][head][3] == pytest.approx(
+        assert found.mass[0][head][0] == pytest.approx(at_itself, rel=1e-6)
+        assert found.mass[1][head][3] == pytest.approx(
             sum(sum(falls[3 : min(i, 4) + 1]) / sum(falls[: i + 1]) for i in range(3, 16)) / 16, rel=1e-6
         )
 
@@ -211,15 +213,15 @@ def test_who_does_not_care_but_for_alibi_looks_back_as_far_as_its_slope_says(tin
 @pytest.mark.parametrize("length", [1, 2, 3, 17])
 def test_bins_cover_each_distance_once_and_the_mass_adds_up_to_one(length, tiny_model):
     found = attention_by_distance(tiny_model("t5"), stream(2 * length), length)
-    covered = [distance for first, last in found["distances"] for distance in range(first, last + 1)]
+    covered = [distance for first, last in found.distances for distance in range(first, last + 1)]
     assert covered == list(range(length))
-    assert numpy.allclose(numpy.sum(found["mass"], axis=-1), 1, rtol=1e-6)
-    assert numpy.shape(found["mass"]) == (2, 4, len(found["distances"]))
+    assert numpy.allclose(numpy.sum(found.mass, axis=-1), 1, rtol=1e-6)
+    assert numpy.shape(found.mass) == (2, 4, len(found.distances))
 
 
 def test_a_layer_that_a_scheme_leaves_out_is_recorded_like_the_others(tiny_model):
     found = attention_by_distance(tiny_model({"scheme": "alibi", "every": 2}), stream(20), 10)
-    assert numpy.shape(found["mass"])[0] == 2
+    assert numpy.shape(found.mass)[0] == 2
 
 
 def test_linear_attention_has_no_softmax_to_look_at(tiny_model):
@@ -228,27 +230,22 @@ def test_linear_attention_has_no_softmax_to_look_at(tiny_model):
 
 def test_a_low_precision_model_is_looked_at_in_float32(tiny_model):
     found = attention_by_distance(tiny_model("rope", dtype=torch.bfloat16), stream(64), 64)
-    assert numpy.allclose(numpy.sum(found["mass"], axis=-1), 1, rtol=1e-5)
-    largest = torch.tensor(found["largest_logit"])
+    assert numpy.allclose(numpy.sum(found.mass, axis=-1), 1, rtol=1e-5)
+    largest = torch.tensor(found.largest_logit)
     assert (largest.bfloat16() != largest).all()
 
 
 # Sizes and speed
 
 
-def test_an_added_encoding_starts_at_the_size_of_the_token_embeddings():
+@pytest.mark.parametrize(
+    ("position", "size"), [("sinusoidal", 0.05), ("learned", 0.05), ({"scheme": "sinusoidal", "rms": 0.7}, 0.7)]
+)
+def test_an_added_encoding_starts_at_the_size_of_the_embeddings_or_its_own(position, size):
     """Or it drowns them, or they it, and the comparison is one of sizes."""
-    for scheme in ("sinusoidal", "learned"):
-        shape = dict(vocab_size=500, hidden_size=256, num_hidden_layers=1, num_attention_heads=4)
-        sizes = embedding_rms(Transformer(ModelConfig(**shape, initializer_range=0.05, position=scheme)))
-        assert sizes == {"tokens": pytest.approx(0.05, rel=0.02), "position": pytest.approx(0.05, rel=0.02)}
-
-
-def test_a_raw_encoding_shows_its_size(tiny_config):
-    raw = {"scheme": "sinusoidal", "rms": math.sqrt(0.5)}
-    sizes = embedding_rms(Transformer(tiny_config(raw, hidden_size=128, vocab_size=1000, initializer_range=0.02)))
-    assert sizes["position"] == pytest.approx(math.sqrt(0.5), rel=1e-6)
-    assert sizes["tokens"] == pytest.approx(0.02, rel=0.02)
+    shape = dict(vocab_size=500, hidden_size=256, num_hidden_layers=1, num_attention_heads=4, initializer_range=0.05)
+    sizes = embedding_rms(Transformer(ModelConfig(**shape, position=position)))
+    assert (sizes.tokens, sizes.position) == (pytest.approx(0.05, rel=0.02), pytest.approx(size, rel=0.02))
 
 
 def test_sizes_by_hand(tiny_config):
@@ -257,28 +254,24 @@ def test_sizes_by_hand(tiny_config):
         model.embed_tokens.weight.fill_(3.0)
         model.position.table.weight[0].fill_(1.0)
         model.position.table.weight[1].fill_(-7.0)
-    assert embedding_rms(model) == {"tokens": 3.0, "position": 5.0}
+    assert embedding_rms(model) == EmbeddingRms(3.0, 5.0)
 
 
 def test_only_what_is_added_to_the_embeddings_has_a_size(scheme, tiny_model):
-    adds = scheme in ("sinusoidal", "learned", "AddedWave")
-    assert (embedding_rms(tiny_model(scheme))["position"] is not None) == adds
+    model = tiny_model(scheme)
+    assert (embedding_rms(model).position is not None) == model.position.overrides("embedding")
 
 
 def test_decode_speed_is_the_inverse_of_the_median_time_of_a_token(tiny_model, monkeypatch):
     """Of five tokens after the first, which the prompt takes part in: 2, 2, 2, 50 and 2 seconds."""
     times = iter([0.0, 2.0, 4.0, 6.0, 56.0, 58.0])
     monkeypatch.setattr(diagnostics.time, "perf_counter", lambda: next(times))
-    assert decode_speed(tiny_model("rope"), prompt_tokens=3, new_tokens=6) == 0.5
+    assert decode_speed(tiny_model("rope", max_position_embeddings=12)) == 0.5
 
 
-def test_decoding_stays_within_the_trained_context_and_goes_with_a_cache(tiny_model, monkeypatch):
-    model, seen = tiny_model("learned", max_position_embeddings=20), []
+@pytest.mark.parametrize(("context", "half", "new"), [(20, 10, 10), (2, 1, 2), (3, 1, 2)])
+def test_decoding_stays_within_the_context_and_goes_with_a_cache(context, half, new, tiny_model):
+    model, seen = tiny_model("learned", max_position_embeddings=context), []
     model.register_forward_pre_hook(lambda module, inputs: seen.append((inputs[0].shape[1], inputs[1].length)))
     assert decode_speed(model) > 0
-    assert seen == [(10, 0), *((1, length) for length in range(10, 19))]
-
-
-@pytest.mark.parametrize("context", [2, 3])
-def test_decode_speed_of_the_smallest_contexts(context, tiny_model):
-    assert decode_speed(tiny_model("learned", max_position_embeddings=context)) > 0
+    assert seen == [(half, 0), *((1, length) for length in range(half, half + new - 1))]

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from comparison import losses
+from comparison.losses import loss_by_context, loss_by_position
 from model.config import ModelConfig
 from model.transformer import Transformer
 from training import evaluation
-from training.evaluation import bits_per_byte, evaluate, loss_by_context, loss_by_position
+from training.evaluation import bits_per_byte, evaluate
 
 CONTEXT, VOCAB = 8, 29
 
@@ -64,9 +66,7 @@ def test_every_token_is_scored_once_whatever_the_length(length):
 
 @pytest.mark.parametrize("length", [5, 9, 64, 65, 103])
 @pytest.mark.parametrize("tokens_a_pass", [1, 8, 24, 10_000])
-def test_loss_is_that_of_windows_side_by_side_however_many_go_through_at_once(
-    model, length, tokens_a_pass, monkeypatch
-):
+def test_loss_is_that_of_windows_side_by_side_whatever_the_pass(model, length, tokens_a_pass, monkeypatch):
     monkeypatch.setattr(evaluation, "EVAL_TOKENS", tokens_a_pass)
     stream = tokens(length)
     expected = written_out(model, stream, range(0, length - 1, CONTEXT), CONTEXT, CONTEXT)
@@ -152,7 +152,7 @@ def test_scored_blocks_lie_side_by_side_where_all_of_them_fit():
 
 
 def test_scored_blocks_are_spread_from_the_first_to_the_last_possible(monkeypatch):
-    monkeypatch.setattr(evaluation, "TARGETS", 6)
+    monkeypatch.setattr(losses, "TARGETS", 6)
     stream = tokens(133)
     nats = Bigram().nats(stream)  # nats[i] is that of token i + 1
     expected = sum(nats[30:32] + nats[80:82] + nats[130:132]) / 6
@@ -187,7 +187,7 @@ class TellsItsContext(Bigram):
 
 
 @pytest.mark.parametrize("context", [8, 20])
-def test_no_scored_token_has_less_context_than_a_multiple_says_but_for_a_stride(context):
+def test_every_scored_token_has_the_context_up_to_a_stride(context):
     """Else a gain from 1x to 2x would be one from fewer tokens at the start of a window."""
     zeros, stride = numpy.zeros(400, numpy.uint16), context // 4
     found = loss_by_context(TellsItsContext(), zeros, context, (1, 2, 4))
@@ -233,8 +233,8 @@ def test_the_last_bin_ends_with_the_window_whatever_the_context(context):
     assert found[-1][1] == pytest.approx(sum(range(ends[-2] + 1, ends[-1] + 1)) / (ends[-1] - ends[-2]), rel=1e-6)
 
 
-def test_windows_of_the_loss_by_position_are_spread_from_the_first_to_the_last(monkeypatch):
-    monkeypatch.setattr(evaluation, "POSITION_TOKENS", 24)
+def test_windows_by_position_are_spread_from_the_first_to_the_last(monkeypatch):
+    monkeypatch.setattr(losses, "POSITION_TOKENS", 24)
     stream = tokens(100)
     nats = Bigram().nats(stream)
     found = dict(loss_by_position(Bigram(), stream, CONTEXT, 1))  # at 0, round(45.5) and 91
@@ -242,7 +242,7 @@ def test_windows_of_the_loss_by_position_are_spread_from_the_first_to_the_last(m
     assert found[8] == pytest.approx((nats[7] + nats[53] + nats[98]) / 3, rel=1e-6)
 
 
-def test_no_loss_at_positions_that_a_scheme_has_not():
+def test_no_loss_at_positions_that_a_scheme_lacks():
     limited, whole = (loss_by_position(Bigram(limit), tokens(97), 2 * CONTEXT, 2) for limit in (19, None))
     assert limited[:9] == [(end, pytest.approx(loss, rel=1e-6)) for end, loss in whole[:9]]
     assert [end for end, loss in limited if math.isnan(loss)] == [20, 22, 24, 26, 28, 30, 32]

@@ -3,9 +3,10 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from comparison.losses import loss_by_context, loss_by_position
 from configs import TrainConfig
 from training import evaluation, loss
-from training.evaluation import evaluate, loss_by_context, loss_by_position
+from training.evaluation import evaluate
 from training.loss import summed_loss, token_losses
 from training.optimizer import build_optimizer, optimizer_step
 

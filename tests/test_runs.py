@@ -7,10 +7,10 @@ import pytest
 
 import compare
 from base import InputError
-from comparison import compare as program
+from comparison import commands
 from comparison import measure as measuring
-from comparison.existing import group, same_tokens
-from comparison.measure import open_run
+from comparison.grouping import group, open_run, same_tokens
+from comparison.measure import Corpora, read_run
 from configs import load_config
 from tiny import call, config_file, replace_path
 from training.loop import train
@@ -33,10 +33,16 @@ def trained(tmp_path_factory):
     return folder / "runs"
 
 
-def report(folder, *names, out, **options):
-    return program.report([folder / name for name in names], options.get("baseline"), out)
+def report(folder, *names, out, baseline=None):
+    return commands.report([folder / name for name in names], baseline, out)
 
 
+def measured(folder, corpus_of, evaluate_with=()):
+    run = open_run(folder)
+    return measuring.measure(run, read_run(run), corpus_of, dict(evaluate_with))
+
+
+YARN = {"yarn": {"scaling": {"rope_type": "yarn", "factor": 4}}}
 ROPES, NONES = [f"rope-seed{seed}" for seed in range(3)], [f"none-seed{seed}" for seed in range(3)]
 
 
@@ -77,12 +83,6 @@ def test_the_same_text_at_another_path_is_the_same_text(trained, tmp_path):
     assert group(runs) == {"rope": runs}
 
 
-def test_other_texts_are_not_mixed(trained, tmp_path):
-    with pytest.raises(InputError, match="other and .*rope-seed0: trained on other texts.*other.txt.*text.txt; hash"):
-        report(trained, "rope-seed0", "other", out=tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_other_tokenizers_compare_in_bits_per_byte_and_nothing_else(trained, tmp_path):
     text = report(trained, "rope-seed0", "char", out=tmp_path)
     numbers = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
@@ -97,8 +97,8 @@ def test_other_tokenizers_compare_in_bits_per_byte_and_nothing_else(trained, tmp
 @pytest.mark.parametrize(
     ("prepare", "expected"),
     [
-        (lambda folder: shutil.rmtree(folder / "checkpoints"), "not finished, train.py with --resume"),
-        (lambda folder: (folder / "config.yaml").unlink(), "is not a run"),
+        (lambda folder: shutil.rmtree(folder / "checkpoints"), "is not finished; train.py --resume"),
+        (lambda folder: (folder / "config.yaml").unlink(), "is not a run folder"),
         (lambda folder: (folder / "metrics.jsonl").unlink(), "metrics.jsonl: missing"),
         (lambda folder: (folder / "corpus.json").unlink(), "corpus.json: missing"),
     ],
@@ -107,46 +107,43 @@ def test_what_is_no_finished_run_is_named(trained, tmp_path, prepare, expected):
     shutil.copytree(trained / "rope-seed0", tmp_path / "broken")
     prepare(tmp_path / "broken")
     with pytest.raises(InputError, match=f"broken.*{expected}"):
-        program.report([trained / "none-seed0", tmp_path / "broken"], None, tmp_path / "out")
+        commands.report([trained / "none-seed0", tmp_path / "broken"], None, tmp_path / "out")
 
 
-def test_the_same_run_twice_and_an_unknown_baseline_are_refused(trained, tmp_path):
-    with pytest.raises(InputError, match="same seed twice"):
-        report(trained, "rope-seed0", "rope-seed0", out=tmp_path)
-    with pytest.raises(InputError, match="--baseline: 'ropes' is none of the variants found, rope"):
-        report(trained, "rope-seed0", out=tmp_path, baseline="ropes")
-
-
-def test_a_report_that_cannot_be_written_is_one_line(trained, tmp_path):
+@pytest.mark.parametrize(
+    ("names", "baseline", "out", "expected"),
+    [
+        (["rope-seed0", "other"], None, "out", "other and .*rope-seed0: .* different texts.*other.txt.*text.txt; hash"),
+        (["rope-seed0", "rope-seed0"], None, "out", "same seed twice"),
+        (["rope-seed0"], "ropes", "out", "--baseline: expected one of rope, got 'ropes'"),
+        (["rope-seed0"], None, "file", "file: cannot write the report: "),
+    ],
+)
+def test_runs_that_make_no_report_are_named(trained, tmp_path, names, baseline, out, expected):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="file: the report cannot be written there: "):
-        report(trained, "rope-seed0", out=tmp_path / "file")
+    with pytest.raises(InputError, match=expected):
+        report(trained, *names, out=tmp_path / out, baseline=baseline)
+    assert not (tmp_path / "out").exists()
 
 
 def test_numbers_are_computed_once_and_again_for_other_weights(trained, tmp_path, monkeypatch):
     folder = tmp_path / "kept"
     shutil.copytree(trained / "rope-seed0", folder)
-    yarn = {"yarn": {"scaling": {"rope_type": "yarn", "factor": 4}}}
     loaded, real = [], measuring.load_checkpoint
     monkeypatch.setattr(measuring, "load_checkpoint", lambda *given: loaded.append(given) or real(*given))
-    corpora = program.Corpora()
+    corpora = Corpora()
     (folder / "measurements.json").unlink(missing_ok=True)
 
-    first = measuring.measure(open_run(folder), corpora.of, {})
+    first = measured(folder, corpora.of)
     assert len(loaded) == 1
-    assert measuring.measure(open_run(folder), pytest.fail, {}) == first and len(loaded) == 1
-    more = measuring.measure(open_run(folder), corpora.of, yarn)
-    assert len(loaded) == 2 and more["evaluated_with"]["yarn"]["loss_by_context"] != first["loss_by_context"]
-    assert measuring.measure(open_run(folder), pytest.fail, yarn) == more
+    assert measured(folder, pytest.fail) == first and len(loaded) == 1
+    more = measured(folder, corpora.of, YARN)
+    assert len(loaded) == 2 and more.evaluated_with["yarn"].loss_by_context != first.loss_by_context
+    assert measured(folder, pytest.fail, YARN) == more
+    assert measured(trained / "none-seed0", corpora.of, YARN).evaluated_with == {}, "it has no such option"
     shutil.rmtree(folder / "checkpoints")
     shutil.copytree(trained / "rope-seed1" / "checkpoints", folder / "checkpoints")
-    assert measuring.measure(open_run(folder), corpora.of, {})["loss_by_context"] != first["loss_by_context"]
-
-
-def test_a_scheme_that_has_no_such_options_has_no_such_row(trained):
-    yarn = {"yarn": {"scaling": {"rope_type": "yarn", "factor": 4}}}
-    found = measuring.measure(open_run(trained / "none-seed0"), program.Corpora().of, yarn)
-    assert found["evaluated_with"] == {}
+    assert measured(folder, corpora.of).loss_by_context != first.loss_by_context
 
 
 def test_a_text_that_has_changed_since_is_refused(trained, tmp_path):
@@ -155,4 +152,4 @@ def test_a_text_that_has_changed_since_is_refused(trained, tmp_path):
     config = tmp_path / "runs" / "rope-seed0" / "config.yaml"
     replace_path(config, trained.parent / "text.txt", tmp_path / "text.txt")
     with pytest.raises(InputError, match="rope-seed0: the text of data.source has changed"):
-        program.report([tmp_path / "runs" / "rope-seed0"], None, tmp_path / "out")
+        commands.report([tmp_path / "runs" / "rope-seed0"], None, tmp_path / "out")

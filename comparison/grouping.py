@@ -1,24 +1,39 @@
-"""Runs that are there already, whatever made them: which belong together, and whether they can be compared."""
+"""Which finished runs belong together, and whether they can be compared."""
 
 import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
 from base import InputError
+from comparison.results import MeasuredRun, Run
+from configs import load_config
 from training.run import RUNTIME_KEYS, RunFolder, flat
 
 PLACE = ("seed", *RUNTIME_KEYS)
 
 
+def open_run(folder: Path) -> RunFolder:
+    """The run in a folder, which may have moved; InputError where there is none, or it is not finished."""
+    if not (folder / "config.yaml").is_file():
+        raise InputError(f"{folder}: is not a run folder: it has no config.yaml")
+    place = {"runs_dir": str(folder.parent), "name": folder.name}
+    run = RunFolder(load_config(folder / "config.yaml").model_copy(update=place), resume=True)
+    if not (run.is_finished() or run.divergence()):
+        raise InputError(f"{folder}: is not finished; train.py --resume continues it")
+    return run
+
+
 def settings(run: RunFolder) -> dict:
-    """dotted.key: value of what a run trains, without its seed, place and watching."""
+    """dotted.key: value of what a run trains, without its seed, place and logging."""
     values = flat(run.config.model_dump(mode="json"))
     return {key: value for key, value in values.items() if not key.startswith(PLACE)}
 
 
 def group(runs: list[RunFolder]) -> dict[str, list[RunFolder]]:
-    """Variants: the runs on one text that differ in nothing but their seed, named like the first without its seed.
+    """Variants: the runs on one text that differ only in their seed, named like the first without its seed.
 
-    InputError where one seed comes twice.
+    InputError where a seed occurs twice.
     """
     alike: dict[str, list[RunFolder]] = {}
     for run in runs:
@@ -27,14 +42,14 @@ def group(runs: list[RunFolder]) -> dict[str, list[RunFolder]]:
     for same in alike.values():
         seeds = [run.config.seed for run in same]
         if len(set(seeds)) < len(seeds):
-            raise InputError(f"{', '.join(str(run.path) for run in same)}: the same run with the same seed twice")
+            raise InputError(f"{', '.join(str(run.path) for run in same)}: the same settings with the same seed twice")
         name = re.sub(rf"[-_.]?seed[-_.]?{seeds[0]}$", "", same[0].path.name) or same[0].path.name
         groups[name if name not in groups else str(same[0].path)] = same
     return groups
 
 
 def differing(variants: dict[str, RunFolder]) -> dict[str, dict]:
-    """For each variant, given by one of its runs, the settings in which the variants are not all alike."""
+    """For each variant, given by one of its runs, the settings in which the variants differ."""
     found = {variant: settings(run) for variant, run in variants.items()}
     keys = list(dict.fromkeys(key for values in found.values() for key in values))
 
@@ -48,7 +63,7 @@ def differing(variants: dict[str, RunFolder]) -> dict[str, dict]:
 def same_tokens(runs: list[RunFolder]) -> bool:
     """Whether the losses per token of the runs are losses of the same tokens.
 
-    InputError where not even the text is the same; else, under another tokenizer, bits per byte still compare.
+    InputError where not even the text is the same; with other tokenizers bits per byte still compare.
     """
     one = runs[0].corpus()
     for run in runs:
@@ -56,16 +71,19 @@ def same_tokens(runs: list[RunFolder]) -> bool:
         for key in ("hash", "val_bytes"):
             if other[key] != one[key]:
                 raise InputError(
-                    f"{run.path} and {runs[0].path}: trained on other texts, which cannot be compared "
+                    f"{run.path} and {runs[0].path}: were trained on different texts and cannot be compared "
                     f"({other['source']} and {one['source']}; {key} {other[key]} and {one[key]})"
                 )
     tokenizers = [[run.config.data.tokenizer, run.corpus()["val_tokens"]] for run in runs]
     return all(tokenizer == tokenizers[0] for tokenizer in tokenizers)
 
 
-def in_bits_per_byte(run: dict) -> dict:
-    """What `read_run` and `measure` give, with the losses of the whole text in bits per byte, and without others."""
-    scale = run["val_bits_per_byte"] / run["val_loss"]
-    curve = [[tokens, loss * scale] for tokens, loss in run["curve"]]
-    none = {"loss_by_context": None, "loss_by_position": None, "evaluated_with": {}}
-    return {**run, "val_loss": run["val_bits_per_byte"], "curve": curve, **none}
+def in_bits_per_byte(run: Run) -> Run:
+    """The run with its losses of the whole text in bits per byte, and without the losses of single tokens."""
+    if run.diverged:
+        return run
+    scale = run.val_bits_per_byte / run.val_loss
+    changes = {"val_loss": run.val_bits_per_byte, "curve": [(tokens, loss * scale) for tokens, loss in run.curve]}
+    if isinstance(run, MeasuredRun):
+        changes |= {"loss_by_context": None, "loss_by_position": None, "evaluated_with": {}}
+    return replace(run, **changes)

@@ -1,4 +1,4 @@
-"""What a model does inside, and how fast: exact match, attention by distance, embedding sizes, decoding speed."""
+"""Exact match, attention by distance, embedding sizes and decoding speed of a trained model."""
 
 import statistics
 import time
@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from comparison.results import Attention, EmbeddingRms
 from data.synthetic import examples
 from data.tokenizer import END_OF_TEXT, Tokenizer, encode
 from model.generation import generate
 from model.transformer import Transformer
 from training.evaluation import in_passes
 
-WINDOWS = 32  # whose attention is looked at
+WINDOWS = 32  # for attention by distance
 
 
 @torch.no_grad()
@@ -24,20 +25,19 @@ def exact_match(
 ) -> dict[int, float | None]:
     """For each length, the share of `count` examples of a synthetic task that the model answers without a mistake.
 
-    Greedy decoding of end-of-text and the prompt gives the answer, and end-of-text after it, just when each of their
-    tokens is the likeliest after the right ones before it, which one pass shows. None where the scheme has no
-    positions for that length.
+    An answer counts when each of its tokens, and end-of-text after it, is the argmax given the right tokens before
+    it; this equals greedy decoding and takes one pass. None where the scheme has no positions for that length.
     """
     end, device = tokenizer.token_to_id(END_OF_TEXT), model.output_weight.device
     shares = {}
     for length in lengths:
-        asked, due = [], []
+        inputs, expected = [], []
         for prompt, answer in examples(task, length, count, seed):
             before, answered = [end, *encode(tokenizer, prompt)], [*encode(tokenizer, answer), end]
-            asked.append(torch.tensor(before + answered[:-1]))
-            due.append(torch.tensor([-1] * (len(before) - 1) + answered))
-        input_ids = torch.nn.utils.rnn.pad_sequence(asked, batch_first=True).to(device)
-        targets = torch.nn.utils.rnn.pad_sequence(due, batch_first=True, padding_value=-1).to(device)
+            inputs.append(torch.tensor(before + answered[:-1]))
+            expected.append(torch.tensor([-1] * (len(before) - 1) + answered))
+        input_ids = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True).to(device)
+        targets = torch.nn.utils.rnn.pad_sequence(expected, batch_first=True, padding_value=-1).to(device)
         if model.position.max_length is not None and input_ids.shape[1] > model.position.max_length:
             shares[length] = None
             continue
@@ -52,13 +52,10 @@ def exact_match(
 
 
 @torch.no_grad()
-def attention_by_distance(model: Transformer, tokens: np.ndarray, context: int) -> dict | None:
+def attention_by_distance(model: Transformer, tokens: np.ndarray, context: int) -> Attention | None:
     """How far back the heads look, in at most WINDOWS windows of `context` tokens, evenly spread.
 
-    distances: (first, last) of each bin: 0, 1, 2, 3–4, 5–8 … tokens back. mass: for each layer and head the softmax
-    weight in each bin, the mean over all queries, so that the bins add up to 1. largest_logit: for each layer and
-    head the largest score before the softmax, after 1/√d and bias. None where attention has no softmax, or scores that are not
-    finite.
+    The bins are 0, 1, 2, 3–4, 5–8 … tokens back. None where attention has no softmax, or a score is not finite.
     """
     length = min(context, len(tokens))
     spread = np.linspace(0, len(tokens) - length, min(WINDOWS, len(tokens) // length)).round().astype(int)
@@ -75,13 +72,13 @@ def attention_by_distance(model: Transformer, tokens: np.ndarray, context: int) 
     if not mass.isfinite().all():  # a score was not
         return None
     bins = [(before + 1, min(end, length - 1)) for before, end in zip([-1, *recorder.ends], recorder.ends)]
-    return {"distances": bins, "mass": mass.tolist(), "largest_logit": largest.tolist()}
+    return Attention(bins, mass.tolist(), largest.tolist())
 
 
 class _Attention(TorchFunctionMode):
-    """While it is entered, computes the softmax weights of each call of PyTorch's attention again, and keeps sums.
+    """While active, recomputes the softmax weights of each call of PyTorch's attention and keeps their sums.
 
-    The kernel itself gives none, and an argument for them would sit in the hot path of every model.
+    The kernel does not return them, and an argument for them would sit in the hot path of every model.
     """
 
     def __init__(self, length: int):
@@ -113,29 +110,25 @@ class _Attention(TorchFunctionMode):
         self.largest.append(scores.amax(dim=(1, 2)).cpu())
 
 
-def embedding_rms(model: Transformer) -> dict[str, float | None]:
-    """Root mean squares of the token embeddings and of what the scheme adds to them over the trained context.
-
-    Of a new model it tells whether one drowns the other; position is None where the scheme adds nothing.
-    """
+def embedding_rms(model: Transformer) -> EmbeddingRms:
+    """Root mean squares of the embeddings, over the trained context: whether one drowns the other."""
 
     def rms(vectors):
         return vectors.detach().cpu().double().square().mean().sqrt().item()  # squares overflow in float32
 
     positions = torch.arange(model.config.max_position_embeddings, device=model.output_weight.device)
     added = model.position.embedding(positions)
-    return {"tokens": rms(model.embed_tokens.weight), "position": None if added is None else rms(added)}
+    return EmbeddingRms(rms(model.embed_tokens.weight), None if added is None else rms(added))
 
 
-def decode_speed(model: Transformer, prompt_tokens: int | None = None, new_tokens: int | None = None) -> float:
+def decode_speed(model: Transformer) -> float:
     """Tokens/s of one sequence decoded with a cache, after the prompt: the inverse of the median time of a token.
 
-    None: half of the trained context each, so that every scheme has the positions.
+    Prompt and answer are half of the trained context each, so that every scheme has the positions.
     """
-    half = max(1, model.config.max_position_embeddings // 2)
-    prompt = torch.zeros(prompt_tokens or half, dtype=torch.long, device=model.output_weight.device)
-    moments = []
-    for ids in generate(model, prompt, new_tokens or max(2, half), temperature=0.0):
+    half, moments = max(1, model.config.max_position_embeddings // 2), []
+    prompt = torch.zeros(half, dtype=torch.long, device=model.output_weight.device)
+    for ids in generate(model, prompt, max(2, half), temperature=0.0):
         ids.item()  # waits for the device
         moments.append(time.perf_counter())
     return 1 / statistics.median(after - before for before, after in zip(moments, moments[1:]))
