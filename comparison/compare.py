@@ -9,7 +9,8 @@ from comparison.existing import group
 from comparison.measure import open_run
 from comparison.schedule import train_all
 from configs import Config
-from data.corpus import Corpus, DataConfig, load_corpus
+from data.config import DataConfig
+from data.corpus import Corpus, load_corpus
 from training.loop import train
 from training.run import RUNTIME_KEYS, RunFolder
 

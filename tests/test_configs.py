@@ -70,7 +70,7 @@ def test_null_means_what_the_description_says(load):
         ("model: {position: {scheme: rope, bas: 5}}", ["model.position", "'bas'", "'base'"]),
         ("train: {zzz: 1}", ["'zzz'", "steps", "batch_size"]),
         ("train: {1: 1}", ["train", "unknown key 1"]),
-        ("1: 1", ["names", "1"]),
+        ("1: 1", ["unknown key 1"]),
         ("train: {steps: many}", ["train.steps", "'many'", "integer"]),
         ("train: {steps: 2.5}", ["train.steps", "2.5", "integer"]),
         ("train: {steps: 0}", ["train.steps", "0", "greater than 0"]),
@@ -117,7 +117,7 @@ def test_a_run_cannot_leave_runs_dir(load, name):
         (b"seed: 1\nname: \xff", "not UTF-8 at byte 14"),
         (b"a: [1", "not YAML"),
         (b"a: 2024-13-01", "not YAML"),
-        (b"train: !!bool maybe", "not YAML: a value is not what its tag says"),
+        (b"train: !!bool maybe", "not YAML: a value does not match its type"),
         (b"train: !!python/object/apply:os.getcwd []", "not YAML: .*python/object"),
         (b"seed: 1\ntrain: {}\nseed: 2", "key 'seed' is given twice.*line 3"),
         (b"train: {steps: 5, 'steps': 6}", "key 'steps' is given twice.*line 1"),
@@ -129,8 +129,8 @@ def test_a_run_cannot_leave_runs_dir(load, name):
         (b"data: {source: 1:30}", "1:30 is base 60 in YAML; .*or quote it as text"),
         (b"train: {learning_rate: 0:00.5}", "0:00.5 is base 60 in YAML"),
         (b"wandb: {tags: [190:20:30]}", "190:20:30 is base 60 in YAML"),
-        (b"[" * 100_000, "nested too deep"),
-        (b"#" * 1_000_001, "larger than 1,000,000 bytes"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"#" * 1_000_001, "at most 1,000,000 bytes"),
     ],
 )
 def test_a_file_that_holds_no_config_is_named(load, text, expected):
@@ -151,7 +151,7 @@ def bomb(line, first):
 )  # fmt: skip
 def test_a_yaml_bomb_is_not_set_off(load, text):
     """Nor is a list that holds itself followed to its end."""
-    with pytest.raises(InputError, match="some.yaml: .*aliases stand for .* values"):
+    with pytest.raises(InputError, match="some.yaml: .* values, got .* with aliases"):
         load(text)
 
 
@@ -182,7 +182,7 @@ def test_a_list_where_a_mapping_is_due_is_refused_by_name(load, key):
     text = f"{key}: [1]" if "." not in key else "data: {tokenizer: [1]}"
     with pytest.raises(InputError, match=f"some.yaml: {key}: .*dictionary"):
         load(text)
-    with pytest.raises(InputError, match=f"{key}.x: {key.split('.')[-1]} is .*1.*not a mapping"):
+    with pytest.raises(InputError, match=f"{key}.x: expected {key.split('.')[-1]} to be a mapping, got .*1"):
         load(text, f"{key}.x=1")
 
 

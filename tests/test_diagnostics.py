@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from data.config import TokenizerConfig
+from data.documents import END_OF_TEXT
 from data.synthetic import examples
-from data.tokenizer import END_OF_TEXT, TokenizerConfig, encode, train_tokenizer
+from data.tokenizer import encode, train_tokenizer
 from model.config import ModelConfig
 from model.generation import generate
 from model.transformer import Transformer

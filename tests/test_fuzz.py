@@ -25,8 +25,10 @@ from safetensors.torch import load_file, save_file
 import generate
 from base import InputError
 from configs import Config, load_config
-from data.corpus import DataConfig, load_corpus
-from data.tokenizer import END_OF_TEXT, load_tokenizer
+from data.config import DataConfig
+from data.corpus import load_corpus
+from data.documents import END_OF_TEXT
+from data.tokenizer import load_tokenizer
 from model.checkpoint import find_checkpoint, load_checkpoint, load_trainer
 from model.config import POSITION_CONFIGS
 from model.position import POSITIONS

@@ -10,16 +10,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from base import InputError
+from data import encoding
 from data import tokenizer as module
-from data.tokenizer import (
-    END_OF_TEXT,
-    TokenizerConfig,
-    encode,
-    load_tokenizer,
-    token_chunks,
-    tokenizer_files,
-    train_tokenizer,
-)
+from data.config import TokenizerConfig
+from data.documents import END_OF_TEXT
+from data.encoding import pieces, token_chunks
+from data.tokenizer import encode, load_tokenizer, tokenizer_files, train_tokenizer
 
 KINDS = ("byte", "char", "bpe")
 SAMPLE = f"  The quick\t fox's don't-care\r\n\r\n\n   naïve 北京 \x00 😀👩‍👩‍👧 e\u0301 \u2028\ufeff {END_OF_TEXT}\n  "
@@ -166,8 +162,8 @@ def test_training_is_deterministic():
 @pytest.mark.parametrize("size", (1, 2, 3, 7, 40))
 def test_chunks_give_the_tokens_of_whole_documents(kind, size, monkeypatch):
     """A cut inside a word, or before the wrong space of several, would change tokens."""
-    monkeypatch.setattr(module, "_PIECE_CHARACTERS", size)
-    monkeypatch.setattr(module, "_BATCH_BYTES", 100)
+    monkeypatch.setattr(encoding, "_PIECE_CHARACTERS", size)
+    monkeypatch.setattr(encoding, "_BATCH_BYTES", 100)
     tokenizer = trained(kind)
     end = [tokenizer.token_to_id(END_OF_TEXT)]
     expected = sum((end + tokenizer.encode(text).ids for text in AWKWARD), [])
@@ -222,13 +218,13 @@ def test_every_pair_of_characters_is_cut_only_where_words_end():
     for a, (left, right) in itertools.product(characters, [("", ""), (" ", "s"), ("'", " b"), ("\t", "1")]):
         text = "".join(left + a + b + right for b in characters)
         ends = itertools.accumulate(len(word) for word, _ in split(text))  # in bytes
-        assert {*module._word_starts([text.encode()])} <= {0, *ends}, ascii(a)
+        assert {*encoding._word_starts([text.encode()])} <= {0, *ends}, ascii(a)
 
 
 def test_words_of_ascii_text_are_those_of_the_pre_tokenizer():
     """Larger ones would be repeated less often, and tokenizing be slower."""
     text = " The cat's 2nd hat, (of_three).\n    def f(x): return 'x1'+y\n"
-    starts = module._word_starts([text.encode()])
+    starts = encoding._word_starts([text.encode()])
     words = [text[a:b] for a, b in itertools.pairwise(starts)]
     assert words == [" The", " cat", "'s", " 2", "nd", " hat", ",", " (", "of", "_", "three", ").", "\n    def", " f",
                      "(", "x", "):", " return", " 'x", "1", "'+", "y", "\n"]  # fmt: skip
@@ -240,7 +236,7 @@ def test_no_character_makes_a_cut_unsafe(space):
     split = trained("bpe").pre_tokenizer.pre_tokenize_str
     for character in map(chr, [*range(0xD800), *range(0xF900, 0x10000, 7), *range(0x1F000, 0x1F100)]):
         left, right = f" a {character}", f"{space} b"
-        if module._BPE_BOUNDARY.match(left + right, 3):
+        if encoding._BPE_BOUNDARY.match(left + right, 3):
             whole = [word for word, _ in split(left + right)]
             assert whole == [word for part in (left, right) for word, _ in split(part)], ascii(character)
 
@@ -248,8 +244,8 @@ def test_no_character_makes_a_cut_unsafe(space):
 @pytest.mark.parametrize(("kind", "text"), [("byte", "é" * 100_000), ("char", "a" * 100_000), ("bpe", "x,y;" * 25_000)])
 def test_a_long_line_without_spaces_comes_in_bounded_pieces(kind, text):
     tokenizer = trained(kind)
-    pieces = list(module._pieces(TokenizerConfig(kind=kind), text))
-    assert "".join(pieces) == text and max(map(len, pieces)) < 10_100
+    found = list(pieces(TokenizerConfig(kind=kind), text))
+    assert "".join(found) == text and max(map(len, found)) < 10_100
     assert tokenizer.decode(tokens(tokenizer, kind, [text * 4])[1:]) == text * 4
 
 
@@ -257,22 +253,22 @@ def test_words_of_chinese_japanese_and_korean_end_at_their_punctuation():
     """Such a text may have no space at all, and must not be encoded in one piece."""
     split = trained("bpe").pre_tokenizer.pre_tokenize_str
     letters = [*map(chr, [*range(0x4E00, 0xA000, 13), *range(0x3041, 0x3100), *range(0xAC00, 0xD7A4, 31)])]
-    safe = [letter for letter in letters if module._BPE_BOUNDARY.match(letter + "。")]
+    safe = [letter for letter in letters if encoding._BPE_BOUNDARY.match(letter + "。")]
     assert len(safe) > 0.95 * len(letters)
     for letter in safe:
         for mark in "、。，！？；：":
             assert [word for word, _ in split(letter + mark)] == [
                 word for part in (letter, mark) for word, _ in split(part)
             ], letter + mark
-    pieces = list(module._pieces(TokenizerConfig(), "北京大学，你好。" * 20_000))
-    assert max(map(len, pieces)) < 10_010
+    found = list(pieces(TokenizerConfig(), "北京大学，你好。" * 20_000))
+    assert max(map(len, found)) < 10_010
 
 
 def test_a_word_without_an_end_is_encoded_in_bounded_pieces():
     """Of a hundred thousand characters: in one piece, 200 MB of them would take all memory."""
     tokenizer, text = trained("bpe"), "abcde" * 50_000
     for document in (text, [text[:99_999], text[99_999:]]):
-        assert [*map(len, module._pieces(TokenizerConfig(), document))] == [100_000, 100_000, 50_000]
+        assert [*map(len, pieces(TokenizerConfig(), document))] == [100_000, 100_000, 50_000]
         expected = [encode(tokenizer, piece) for piece in (text[:100_000], text[100_000:200_000], text[200_000:])]
         assert tokens(tokenizer, "bpe", [document])[1:] == sum(expected, [])
 

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from data.documents import END_OF_TEXT
 from data.synthetic import examples
-from data.tokenizer import END_OF_TEXT, Tokenizer, encode
+from data.tokenizer import Tokenizer, encode
 from model.generation import generate
 from model.transformer import Transformer
 from training.evaluation import in_passes
