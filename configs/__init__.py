@@ -23,6 +23,7 @@ from settings import FrozenConfig, one_line
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=100)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+ConfigClass = TypeVar("ConfigClass", bound=FrozenConfig)
 
 
 class TrainConfig(FrozenConfig):
@@ -126,10 +127,7 @@ class Config(FrozenConfig):
         return Path(self.runs_dir).expanduser() / self.name
 
 
-ConfigClass = TypeVar("ConfigClass", bound=FrozenConfig)
-
-
-def load_config(path: str | Path, overrides: list[str] = (), kind: type[ConfigClass] = Config) -> ConfigClass:
+def load_config(path: str | Path, overrides: list[str] = ()) -> Config:
     """The config in a YAML file. Precedence: class defaults < YAML < overrides (`dotted.key=value`, value in YAML).
 
     InputError: one line that names the file and the key.
@@ -137,7 +135,7 @@ def load_config(path: str | Path, overrides: list[str] = (), kind: type[ConfigCl
     values = read_yaml(path)
     for key, value in map(parse_override, overrides):
         set_dotted(values, key, value)
-    return check_config({"name": Path(path).stem, **values}, path, kind)
+    return check_config({"name": Path(path).stem, **values}, path)
 
 
 def check_config(values: dict, source: str | Path, kind: type[ConfigClass] = Config) -> ConfigClass:

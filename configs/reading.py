@@ -62,29 +62,26 @@ def set_dotted(values: dict, key: str, value) -> None:
 
 def _parse_yaml(text):
     try:
-        node = yaml.compose(text, yaml.SafeLoader)
-        if node is None:
+        if (node := yaml.compose(text, yaml.SafeLoader)) is None:
             return None
-        if (count := _check(node, {})) > _MAX_VALUES:
-            raise yaml.YAMLError(f"expected at most {_MAX_VALUES:,} values, got {count:.0e} with aliases expanded")
+        _check(node)
         return yaml.constructor.SafeConstructor().construct_document(node)
     except (KeyError, AttributeError, ValueError) as error:  # PyYAML's own, for !!bool maybe or 2024-13-01
         raise yaml.YAMLError("a value does not match its type") from error
 
 
-def _check(node, counted):
-    """Checks all below a node; how many values that is with aliases expanded, infinite if the node contains itself."""
-    if id(node) not in counted:
-        counted[id(node)] = float("inf")  # until it is known: only a node inside itself asks before that
-        inner = node.value
+def _check(root):
+    nodes = [root]
+    for node in nodes:  # which grows on the way, without end where a node contains itself
+        if len(nodes) > _MAX_VALUES:
+            raise yaml.YAMLError(f"expected at most {_MAX_VALUES:,} values with aliases expanded, got more")
         if isinstance(node, yaml.ScalarNode):
             _check_scalar(node)
-            inner = ()
-        elif isinstance(node, yaml.MappingNode):
+        elif isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+        else:
             _check_keys([key for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
-            inner = chain(*node.value)
-        counted[id(node)] = 1.0 + sum(_check(each, counted) for each in inner)
-    return counted[id(node)]
+            nodes += chain(*node.value)
 
 
 def _check_scalar(node):

@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 import time
-from contextlib import contextmanager
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -56,14 +56,7 @@ def load_corpus(config: DataConfig) -> Corpus:
     folder = Path(config.cache_dir).expanduser() / sha256(json.dumps(settings).encode()).hexdigest()[:20]
     corpus = _read_entry(folder, config)
     if corpus is None:
-        with _unfinished_entry(config) as work:
-            shutil.rmtree(folder, ignore_errors=True)  # if damaged; later it may be another process's good one
-            _write_entry(work, config, content, _split(with_text, documents, config.val_fraction))
-            try:
-                work.rename(folder)
-            except OSError:
-                if not folder.is_dir():  # otherwise another process was first, with the same content
-                    raise
+        _make_entry(folder, config, content, _split(with_text, documents, config.val_fraction))
         corpus = _read_entry(folder, config)
     left_out = ", ".join([*streams.left_out, *[f"{empty:,} row{'s' * (empty > 1)} without text"][:empty]])
     if told := [*filter(None, [streams.kept, left_out and f"left out: {left_out}"])]:
@@ -82,11 +75,11 @@ def _encoded(document):
 
 def _hash(streams, config):
     """The SHA-256 of the text and of where its documents end, and how many documents have text and have none."""
-    digest, count, empty = sha256(), 0, 0
+    digest, with_text = sha256(), Counter()
     for split, documents in streams.items():
         for document in documents():
+            with_text[bool(document)] += 1
             if not document:
-                empty += 1
                 continue
             try:
                 digest.update(f"{split} {sum(map(len, _encoded(document)))} ".encode())
@@ -95,20 +88,7 @@ def _hash(streams, config):
                 raise InputError(f"data.source {config.source!r}: unpaired surrogate at the end of {where}") from None
             for part in _encoded(document):
                 digest.update(part)
-            count += 1
-    return digest.hexdigest(), count, empty
-
-
-@contextmanager
-def _unfinished_entry(config):
-    """A new folder inside cache_dir, to be renamed into place; what is left of it is removed."""
-    with writing(f"data.cache_dir {config.cache_dir!r}"):
-        cache_dir = Path(config.cache_dir).expanduser()
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=cache_dir, prefix=".unfinished-") as folder:
-            work = Path(folder) / "entry"
-            work.mkdir()
-            yield work
+    return digest.hexdigest(), with_text[True], with_text[False]
 
 
 def _split(streams, documents, fraction):
@@ -132,6 +112,21 @@ def _split(streams, documents, fraction):
         "train": lambda: (document for document in train() if not in_validation(document)),
         "val": lambda: filter(in_validation, train()),
     }
+
+
+def _make_entry(folder, config, content, split):
+    with writing(f"data.cache_dir {config.cache_dir!r}"):
+        shutil.rmtree(folder, ignore_errors=True)  # if damaged; later it may be another process's good one
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as place:
+            work = Path(place) / "entry"
+            work.mkdir()
+            _write_entry(work, config, content, split)
+            try:
+                work.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # otherwise another process was first, with the same content
+                    raise
 
 
 def _write_entry(folder, config, content, split):

@@ -65,16 +65,6 @@ class Slice:
                 return
 
 
-def unpacked(path: Path) -> Path:
-    """The path without .gz."""
-    return path.with_suffix("") if path.suffix.lower() == ".gz" else path
-
-
-def suffix(path: Path) -> str:
-    """What the name ends in once unpacked, in lower case: ".txt" for a.TXT.gz."""
-    return unpacked(path).suffix.lower()
-
-
 def open_unpacked(path: Path) -> BinaryIO:
     """The bytes of a file, decompressed if its name ends in .gz."""
-    return path.open("rb") if unpacked(path) == path else gzip.open(path)
+    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")

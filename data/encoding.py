@@ -1,13 +1,11 @@
-"""Fast encoding: text is cut where no token reaches across, and each distinct word is encoded once.
+"""Fast encoding: text is cut where no token reaches across, and each distinct word is encoded once, since text repeats.
 
-    documents   "the cat, the cats", "the cat"
-    batch       ⊢ ⊢ "the cat, the cats" ⊢ "the cat"          ⊢ is _MARK: one for the batch, one for each document
-    words       ⊢|⊢|the| cat|,| the| cats|⊢|the| cat         cut where _CUTS allows and where pieces meet
-    distinct    0 ⊢    1 the   2 _cat   3 ,    4 _the   5 _cats
-    their ids   [256]  [301]   [290]    [44]   [270]    [290 115]        only these are encoded
-    in order    0  0  1  2  3  4  5  0  1  2  →  256 301 290 44 270 290 115 256 301 290        less the batch's ⊢
-
-Natural text repeats its words, so far fewer are encoded than read.
+documents   "the cat, the cats", "the cat"
+batch       ⊢ ⊢ "the cat, the cats" ⊢ "the cat"          ⊢ is _MARK: one for the batch, one for each document
+words       ⊢|⊢|the| cat|,| the| cats|⊢|the| cat         cut where _CUTS allows and where pieces meet
+distinct    0 ⊢    1 the   2 _cat   3 ,    4 _the   5 _cats
+their ids   [256]  [301]   [290]    [44]   [270]    [290 115]        only these are encoded
+in order    0  0  1  2  3  4  5  0  1  2  →  256 301 290 44 270 290 115 256 301 290        less the batch's ⊢
 """
 
 import re

@@ -4,8 +4,12 @@ A stream is a function that starts the documents over, because text is read seve
 tokenizer and to encode it. The documents are never all in memory. A table row without text is an empty document.
 """
 
+import csv
 import glob
+import io
+import json
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,15 +19,14 @@ from pathlib import Path
 from base import InputError
 from data import synthetic
 from data.config import DataConfig
-from data.documents import Document, TextFile, suffix, unpacked
+from data.documents import Document, TextFile, open_unpacked
 from data.python_library import python_docs, python_source
-from data.tables import TABLES, check_column, read_table, texts
 
-_SUFFIXES = (".txt", *TABLES)
+_SUFFIXES = (".txt", ".json", ".jsonl", ".csv", ".parquet")
 _METADATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # written by datasets
 _VALIDATION = ("validation", "valid", "val", "dev", "eval", "evaluation")
-_SPLIT_OF = {"train": "train", "training": "train", "test": "test", "testing": "test"}
-_SPLIT_OF |= dict.fromkeys(_VALIDATION, "validation")
+_SPLITS = {"train": ("train", "training"), "validation": _VALIDATION, "test": ("test", "testing")}
+_SPLIT_OF = {word: split for split, words in _SPLITS.items() for word in words}
 _NUMBER = re.compile(r"[-_.]?\d+(-of-\d+(-[0-9a-f]+)?)?$")  # as in train-00000-of-00002, and with a hash after it
 
 
@@ -53,7 +56,7 @@ def open_source(config: DataConfig) -> Streams:
         inside = (file for file in path.rglob("*") if not re.search(r"(^|/)\.", file.relative_to(path).as_posix()))
         return _files(config, inside, path)
     if path.is_file():
-        if suffix(path) not in _SUFFIXES:
+        if _suffix(path) not in _SUFFIXES:
             raise InputError(f"data.source {source!r}: expected a file that ends in {', '.join(_SUFFIXES)}")
         return _files(config, [path], path.parent)
     if glob.has_magic(source):
@@ -62,20 +65,27 @@ def open_source(config: DataConfig) -> Streams:
     if source.startswith(synthetic.PREFIX):
         known = ", ".join(synthetic.PREFIX + task for task in synthetic.TASKS)
         raise InputError(f"data.source {source!r}: expected one of {known}")
-    local = suffix(path) in _SUFFIXES or source[:1] in "./~" or source.count("/") > 1
+    local = _suffix(path) in _SUFFIXES or source[:1] in "./~" or source.count("/") > 1
     if local or ("/" in source and path.parent.is_dir()):
         raise InputError(f"data.source {source!r}: no such file or folder")
     return _hub_dataset(config)
 
 
+def _unpacked(path):
+    return path.with_suffix("") if path.suffix.lower() == ".gz" else path
+
+
+def _suffix(path):
+    return _unpacked(path).suffix.lower()
+
+
 def _files(config, paths, root):
     found = sorted({path for path in paths if path.name not in _METADATA and path.is_file()})
-    paths = [path for path in found if suffix(path) in _SUFFIXES]
+    paths = [path for path in found if _suffix(path) in _SUFFIXES]
     if not paths:
         raise InputError(f"data.source {config.source!r}: expected files that end in {', '.join(_SUFFIXES)}, got none")
     splits, titles = _splits_by_name(config, paths, root)
-    train = [path for path in paths if splits[path] in ("", "train")]
-    validation = [path for path in paths if splits[path] == "validation"]
+    train, validation, test = ([path for path in paths if splits[path] == split] for split in _SPLITS)
     if not train:
         shown = ", ".join(path.relative_to(root).as_posix() for path in paths[:5])
         raise InputError(
@@ -84,9 +94,9 @@ def _files(config, paths, root):
         )
     files = {"train": train} | ({"validation": validation} if validation else {})
     streams = Streams({split: partial(_read_files, config, files[split]) for split in files})
-    test = len(paths) - len(train) - len(validation)
-    others = Counter(suffix(path) or path.name for path in found if suffix(path) not in _SUFFIXES)
-    streams.left_out = (*[f"{test} for test"][:test], *(f"{n} {ending}" for ending, n in others.most_common(5)))
+    others = Counter(_suffix(path) or path.name for path in found if _suffix(path) not in _SUFFIXES)
+    for_test = [f"{len(test)} for test"] if test else []
+    streams.left_out = (*for_test, *(f"{n} {ending}" for ending, n in others.most_common(5)))
     if validation or titles or streams.left_out:
         streams.kept = f"{len(train)} file{'s' * (len(train) > 1)} for training"
         streams.kept += f" (even {titles[0]}, since none is called train)" if titles else ""
@@ -95,7 +105,7 @@ def _files(config, paths, root):
 
 
 def _splits_by_name(config, paths, root):
-    """The split that the name of each path says, or "", and the names whose words were taken for those of a title."""
+    """The split of each path, and the names whose words were taken for a title's since no name says train."""
     asked = Path(config.source).expanduser().relative_to(root)  # a file or glob that itself says test asks for it
     asked = {_SPLIT_OF.get(word) for part in asked.parts for word in _words(part)}
     named = {path: _split_of(path.relative_to(root), asked) for path in paths}
@@ -105,13 +115,13 @@ def _splits_by_name(config, paths, root):
         splits = {path: plain for path, (plain, _) in named.items()}
     if unclear := [path for path in paths if " and " in splits[path]]:
         raise InputError(f"{unclear[0]}: expected one split in the name, got {splits[unclear[0]]}")
-    return splits, titles
+    return {path: split or "train" for path, split in splits.items()}, titles
 
 
 def _split_of(path, asked):
     """The split of a file by its own name or else a folder's: from a name that says only that, and from any name."""
     plain, any_word = "", ""
-    for name in (unpacked(path).stem, *reversed(path.parent.parts)):
+    for name in (_unpacked(path).stem, *reversed(path.parent.parts)):
         words = _words(name)
         found = " and ".join(sorted({_SPLIT_OF[word] for word in words if word in _SPLIT_OF} - asked))
         any_word = any_word or found
@@ -126,12 +136,96 @@ def _words(name):
 
 def _read_files(config, paths):
     for path in paths:
-        if suffix(path) == ".txt":
+        if _suffix(path) == ".txt":
             text = TextFile(path, config.errors)
             start = list(islice(text, 2))
             yield from [text] if len(start) > 1 else start
         elif path.stat().st_size:
-            yield from read_table(config, path)
+            yield from _read_table(config, path)
+
+
+def _read_table(config, path):
+    # Not with datasets: for a local file it calls the hub, takes the name for a pattern, reads "NA" in a csv as
+    # missing, and guesses a column's type from its first rows.
+    read = {".csv": _csv_column, ".parquet": _parquet_column}.get(_suffix(path), _json_column)
+    try:
+        yield from _texts(config, path, read(config, path))
+    except InputError:
+        raise
+    except UnicodeDecodeError:  # it knows the place in a block, not in the file
+        for _ in TextFile(path, "strict"):
+            pass
+    except (OSError, ValueError, EOFError, RecursionError, csv.Error, zlib.error) as error:  # pyarrow's too
+        raise InputError(f"{path}: {error}") from None
+
+
+def _texts(config, name, values):
+    for number, text in enumerate(values, 1):
+        if not isinstance(text, str | None):
+            reason = f"expected text in row {number} of {name}, got {text!r:.60}"
+            raise InputError(f"data.text_column {config.text_column!r}: {reason}")
+        yield text or ""
+
+
+def _check_column(config, name, columns):
+    if [*columns].count(config.text_column) != 1:
+        reason = f"expected one such column in {name}, got {' '.join(', '.join(map(str, columns)).split()):.500}"
+        raise InputError(f"data.text_column {config.text_column!r}: {reason}")
+
+
+def _csv_column(config, path):
+    csv.field_size_limit(2**31 - 1)  # the default, 128 kB, is less than many documents
+    with io.TextIOWrapper(open_unpacked(path), encoding="utf-8-sig", errors=config.errors, newline="") as file:
+        rows, line = csv.reader(file, strict=True), 1  # the line on which a row begins: it may span several
+        try:
+            header = next(filter(None, rows), [])
+            _check_column(config, path, header)
+            place = header.index(config.text_column)
+            line = rows.line_num + 1
+            for row in rows:
+                if len(row) not in (0, len(header)):
+                    reason = f"expected {len(header)} cells, as in the header, got {len(row)}"
+                    raise InputError(f"{path}, line {line}: {reason}; text with a comma or line break needs quotes")
+                yield from row[place : place + 1]  # nothing for a blank line
+                line = rows.line_num + 1
+        except csv.Error as error:
+            reason = f"{error}; a quoted cell ends at its quote, and a quote within it is written twice"
+            raise InputError(f"{path}, line {line}: {reason}") from None
+
+
+def _parquet_column(config, path):
+    import pyarrow.parquet  # takes 0.1 s to load
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        _check_column(config, path, file.schema_arrow.names)
+        for batch in file.iter_batches(batch_size=1000, columns=[config.text_column]):
+            yield from batch.column(0).to_pylist()
+
+
+def _json_column(config, path):
+    columns = {}  # rows may have different keys
+    for number, row in enumerate(_json_rows(config, path), 1):
+        if not isinstance(row, dict):
+            raise InputError(f"{path}, row {number}: expected a JSON object, got {ascii(row)[:40]}")
+        columns.update(row)
+        yield row.get(config.text_column)
+    _check_column(config, path, columns)
+
+
+def _json_rows(config, path):
+    with open_unpacked(path) as file:
+        is_list = file.read(100).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+        file.seek(0)
+        if is_list:
+            yield from json.loads(file.read().decode("utf-8-sig", config.errors))
+            return
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    row = json.loads(line.decode("utf-8-sig", config.errors))
+                except (ValueError, RecursionError) as error:
+                    raise InputError(f"{path}, line {number}: {error}") from None
+                yield row
 
 
 def _saved_dataset(config, path):
@@ -165,17 +259,15 @@ def _hub_dataset(config):
 
 def _splits(config, tables):
     if config.split not in tables:
-        raise InputError(
-            f"data.split {config.split!r}: expected one of {', '.join(tables)}, the splits of {config.source}"
-        )
+        raise InputError(f"data.split {config.split!r}: expected one of {', '.join(tables)}")
     taken = re.findall(r"[\w.]+", config.split)  # the hub takes train+validation and validation[:50%] too
     validation = [name for name in _VALIDATION if name in tables and name not in taken and "all" not in taken]
     chosen = {"train": config.split} | dict(zip(["validation"], validation))
     for name in chosen.values():
-        check_column(config, config.source, tables[name].column_names)
+        _check_column(config, config.source, tables[name].column_names)
     return Streams({split: partial(_dataset_texts, config, tables[name]) for split, name in chosen.items()})
 
 
 def _dataset_texts(config, table):
     batches = table.select_columns([config.text_column]).iter(batch_size=1000)
-    return texts(config, config.source, (text for batch in batches for text in batch[config.text_column]))
+    return _texts(config, config.source, (text for batch in batches for text in batch[config.text_column]))

@@ -701,7 +701,7 @@ def test_saved_data_sets(load, tmp_path):
     assert documents(corpus, "train") == TEXTS and documents(corpus, "val") == TEXTS[:30]
     corpus = load(tmp_path / "dict", split="validation", val_fraction=0.3)
     assert documents(corpus, "val") == [text for text in TEXTS[:30] if fraction(text) < 0.3], "no split is both"
-    with pytest.raises(InputError, match="data.split 'trian': expected one of train, validation, test, "):
+    with pytest.raises(InputError, match="data.split 'trian': expected one of train, validation, test$"):
         load(tmp_path / "dict", split="trian")
     with pytest.raises(InputError, match="data.text_column 'body': .* got text$"):
         load(tmp_path / "dict", text_column="body")
