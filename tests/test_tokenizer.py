@@ -49,13 +49,6 @@ def saved(tokenizer, folder):
     return folder
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("text", AWKWARD)
-def test_decoding_gives_back_the_text(kind, text):
-    tokenizer = trained(kind)
-    assert tokenizer.decode(encode(tokenizer, text)) == text
-
-
 @pytest.mark.parametrize("kind", ("byte", "bpe"))
 def test_any_unicode_text_survives(kind):
     """Characters never seen in training, every plane, every control character."""
@@ -107,7 +100,7 @@ def test_transformers_reads_the_files_as_the_same_tokenizer(kind, tmp_path):
     for text in AWKWARD:
         ids = encode(tokenizer, text)
         assert ids == theirs(text)["input_ids"] == encode(ours, text)
-        assert theirs.decode(ids) == ours.decode(ids) == text
+        assert theirs.decode(ids) == ours.decode(ids) == tokenizer.decode(ids) == text
     assert theirs.bos_token_id == theirs.eos_token_id == tokenizer.token_to_id(END_OF_TEXT)
     assert len(theirs) == tokenizer.get_vocab_size()
 
@@ -133,7 +126,7 @@ def test_a_missing_or_broken_file_is_named(content, tmp_path):
         load_tokenizer(tmp_path)
 
 
-def test_a_foreign_tokenizer_keeps_its_first_token_but_not_its_length_limits(tmp_path):
+def test_a_foreign_tokenizer_keeps_its_first_token_but_no_length_limit(tmp_path):
     foreign = Tokenizer(models.WordLevel({"<s>": 0, "a": 1, "b": 2}))
     foreign.pre_tokenizer = pre_tokenizers.Whitespace()
     foreign.add_special_tokens(["<s>"])
@@ -181,13 +174,10 @@ SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2007\u200a\u2028\u2029\u202f\u205
 FRAGMENTS = [
     *SPACES,
     *"'.-_1aZsé²北。😀",
-    "'ll",
-    "'re",
-    "don't",
+    *"'ll 're don't e\u0301".split(),
     "\r\n",
     "  ",
     " the",
-    "e\u0301",
     "ab" * 40,
     END_OF_TEXT,
 ]
@@ -257,9 +247,8 @@ def test_words_of_chinese_japanese_and_korean_end_at_their_punctuation():
     assert len(safe) > 0.95 * len(letters)
     for letter in safe:
         for mark in "、。，！？；：":
-            assert [word for word, _ in split(letter + mark)] == [
-                word for part in (letter, mark) for word, _ in split(part)
-            ], letter + mark
+            apart = [word for part in (letter, mark) for word, _ in split(part)]
+            assert [word for word, _ in split(letter + mark)] == apart, letter + mark
     found = list(pieces(TokenizerConfig(), "北京大学，你好。" * 20_000))
     assert max(map(len, found)) < 10_010
 
@@ -281,11 +270,6 @@ def test_bpe_learns_from_the_first_part_of_a_large_corpus(monkeypatch):
         pytest.fail("read on")
 
     assert "aaaa" in train_tokenizer(TokenizerConfig(vocab_size=270), documents()).get_vocab()
-
-
-def test_config_refuses_a_vocabulary_below_the_bytes():
-    with pytest.raises(ValueError, match="257"):
-        TokenizerConfig(vocab_size=256)
 
 
 def test_settings_file_is_what_hugging_face_expects():
