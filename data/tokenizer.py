@@ -15,7 +15,7 @@ _BPE_TRAINING_CHARACTERS = 20_000_000  # more text changes few merges and costs 
 
 
 def train_tokenizer(config: TokenizerConfig, documents: Iterable[Document]) -> Tokenizer:
-    """The same documents always give the same tokenizer.
+    """Trains a tokenizer; the same documents always give the same one.
 
     byte ignores the documents, char takes every character in them, bpe learns from the first 20 million characters.
     """
