@@ -5,6 +5,7 @@ from itertools import chain
 from pathlib import Path
 
 import yaml
+from yaml.constructor import ConstructorError, SafeConstructor
 
 from base import InputError
 
@@ -65,7 +66,7 @@ def _parse_yaml(text):
         if (node := yaml.compose(text, yaml.SafeLoader)) is None:
             return None
         _check(node)
-        return yaml.constructor.SafeConstructor().construct_document(node)
+        return SafeConstructor().construct_document(node)
     except (KeyError, AttributeError, ValueError) as error:  # PyYAML's own, for !!bool maybe or 2024-13-01
         raise yaml.YAMLError("a value does not match its type") from error
 
@@ -87,10 +88,11 @@ def _check(root):
 def _check_scalar(node):
     """Refuses text that no file name can hold, and 010 and 1:30, which YAML 1.1 reads as 8 and 90."""
     if re.search("[\0\ud800-\udfff]", node.value):
-        _refuse(node, f"{node.value!r:.60} contains a character that is not allowed")
+        raise ConstructorError(None, None, f"{node.value!r:.60} has a character that is not allowed", node.start_mark)
     if node.tag in _NUMBERS and re.match(r"[-+]?0[0-9_]+$|.*:", node.value):
         base = "base 60" if ":" in node.value else "octal"
-        _refuse(node, f"{node.value:.60} is {base} in YAML; write a decimal without leading zeros, or quote it as text")
+        problem = f"{node.value:.60} is {base} in YAML; write a decimal without leading zeros, or quote it as text"
+        raise ConstructorError(None, None, problem, node.start_mark)
 
 
 def _check_keys(keys):
@@ -98,9 +100,5 @@ def _check_keys(keys):
     seen = set()
     for key in keys:
         if (key.tag, key.value) in seen:
-            _refuse(key, f"key {key.value[:60]!r} is given twice")
+            raise ConstructorError(None, None, f"key {key.value[:60]!r} is given twice", key.start_mark)
         seen.add((key.tag, key.value))
-
-
-def _refuse(node, problem):
-    raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)

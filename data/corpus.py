@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 import time
-from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -75,11 +74,11 @@ def _encoded(document):
 
 def _hash(streams, config):
     """The SHA-256 of the text and of where its documents end, and how many documents have text and have none."""
-    digest, with_text = sha256(), Counter()
+    digest, count, empty = sha256(), 0, 0
     for split, documents in streams.items():
         for document in documents():
-            with_text[bool(document)] += 1
             if not document:
+                empty += 1
                 continue
             try:
                 digest.update(f"{split} {sum(map(len, _encoded(document)))} ".encode())
@@ -88,7 +87,8 @@ def _hash(streams, config):
                 raise InputError(f"data.source {config.source!r}: unpaired surrogate at the end of {where}") from None
             for part in _encoded(document):
                 digest.update(part)
-    return digest.hexdigest(), with_text[True], with_text[False]
+            count += 1
+    return digest.hexdigest(), count, empty
 
 
 def _split(streams, documents, fraction):

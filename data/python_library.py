@@ -62,6 +62,5 @@ def _docstrings(sources):
             continue
         for node in nodes:
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                docstring = ast.get_docstring(node, clean=False)
-                found[inspect.cleandoc(docstring or "")] = None
+                found[inspect.cleandoc(ast.get_docstring(node, clean=False) or "")] = None
     return [docstring for docstring in found if len(docstring) >= 60]

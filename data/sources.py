@@ -88,10 +88,8 @@ def _files(config, paths, root):
     train, validation, test = ([path for path in paths if splits[path] == split] for split in _SPLITS)
     if not train:
         shown = ", ".join(path.relative_to(root).as_posix() for path in paths[:5])
-        raise InputError(
-            f"data.source {config.source!r}: expected files to train on, got only {shown:.500}; to train on one of "
-            "them, name that file itself"
-        )
+        reason = f"expected files to train on, got only {shown:.500}; to train on one of them, name that file itself"
+        raise InputError(f"data.source {config.source!r}: {reason}")
     files = {"train": train} | ({"validation": validation} if validation else {})
     streams = Streams({split: partial(_read_files, config, files[split]) for split in files})
     others = Counter(_suffix(path) or path.name for path in found if _suffix(path) not in _SUFFIXES)

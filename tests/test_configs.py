@@ -163,7 +163,7 @@ def test_numbers_that_are_none_are_refused_by_name(load, key, value):
 
 
 @pytest.mark.parametrize("key", ["train", "data", "model", "wandb", "data.tokenizer"])
-def test_a_list_where_a_mapping_is_due_is_refused_by_name(load, key):
+def test_a_list_where_a_mapping_belongs_is_refused_by_name(load, key):
     text = f"{key}: [1]" if "." not in key else "data: {tokenizer: [1]}"
     with pytest.raises(InputError, match=f"some.yaml: {key}: .*dictionary"):
         load(text)
