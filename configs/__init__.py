@@ -62,7 +62,7 @@ class TrainConfig(FrozenConfig):
     checkpoint_every: PositiveInt | None = None
     """steps between checkpoints; null: only after the last step"""
     keep_checkpoints: PositiveInt = 1
-    """newest checkpoints to keep, besides the one with the lowest validation loss among those evaluated at their step"""
+    """newest checkpoints to keep, besides the one of lowest validation loss among those evaluated at their step"""
     max_skipped_steps: NonNegativeInt = 0
     """steps with a non-finite loss or gradient that may be skipped; one more stops the run"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

@@ -1,4 +1,4 @@
-"""The options of text and tokenizers, apart from the code that reads text, so that checking a config loads none of it."""
+"""The options of text and tokenizers, apart from what reads text: checking a config loads none of that."""
 
 from typing import Literal
 

@@ -47,7 +47,7 @@ def recall(length: int, random: Random) -> tuple[str, str]:
 
 
 def addition(length: int, random: Random) -> tuple[str, str]:
-    """`42+39=` → `711`, that is 24 + 93 = 117: numbers of `length` digits, their sum one digit longer, last digit first.
+    """`42+39=` → `711`, that is 24 + 93 = 117: numbers of `length` digits, a sum one digit longer, last digit first.
 
     In that order each digit depends only on those before it; small models learn the usual order badly
     (Lee et al. 2023).
