@@ -348,7 +348,7 @@ def mappings(config, depth=0):
 
 
 @pytest.mark.parametrize("section", ["", "train", "model", "data", "wandb"])
-def test_any_yaml_is_a_config_that_survives_a_round_trip_or_is_refused_by_a_key(section, full):
+def test_any_yaml_survives_a_round_trip_or_is_refused_by_a_key(section, full):
     kind = keys_of(Config)[section] if section else Config
 
     @settings(max_examples=3000 if full else 100, derandomize=True, database=None, deadline=None, **QUICK)
