@@ -27,7 +27,8 @@ SHAPES = {  # hidden_size, layers, heads, intermediate_size, vocabulary, rounds
 
 def write_model(name: str, folder: Path) -> int:
     """A checkpoint of random weights that knows no end of text; returns how many weights it has."""
-    from data.tokenizer import TokenizerConfig, tokenizer_files, train_tokenizer
+    from data.config import TokenizerConfig
+    from data.tokenizer import tokenizer_files, train_tokenizer
     from model.checkpoint import save_checkpoint
     from model.config import ModelConfig
     from model.transformer import Transformer

@@ -13,7 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from data.corpus import DataConfig, load_corpus
+from data.config import DataConfig
+from data.corpus import load_corpus
 
 
 def write_text(path: Path, size: int) -> None:

@@ -12,9 +12,12 @@ import time
 
 from side_by_side import seconds
 
-from data.corpus import DataConfig, load_corpus
+from data.config import DataConfig
+from data.corpus import load_corpus
+from data.documents import parts
+from data.encoding import token_chunks
 from data.sources import open_source
-from data.tokenizer import parts, token_chunks, train_tokenizer
+from data.tokenizer import train_tokenizer
 
 ROUNDS = 5
 

@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import Field, PositiveFloat, model_validator
 
 from base import InputError
-from configs import Config, Name, Seed, check_config, parse_override, read_yaml, set_dotted
+from configs import Config, Name, Seed, check_config
+from configs.reading import parse_override, read_yaml, set_dotted
 from model.config import ModelConfig
 from settings import FrozenConfig
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from comparison.results import Attention, EmbeddingRms
+from data.documents import END_OF_TEXT
 from data.synthetic import examples
-from data.tokenizer import END_OF_TEXT, Tokenizer, encode
+from data.tokenizer import Tokenizer, encode
 from model.generation import generate
 from model.transformer import Transformer
 from training.evaluation import in_passes

@@ -13,7 +13,8 @@ from comparison.design import with_options
 from comparison.diagnostics import attention_by_distance, decode_speed, embedding_rms, exact_match
 from comparison.losses import loss_by_context, loss_by_position
 from comparison.results import Attention, EmbeddingRms, Evaluation, LoggedRun, MeasuredRun, Run, SchemeMetric
-from data.corpus import Corpus, DataConfig, load_corpus
+from data.config import DataConfig
+from data.corpus import Corpus, load_corpus
 from data.synthetic import scored_lengths, task_of
 from model.checkpoint import WEIGHTS, load_checkpoint, read_json
 from model.device import pick_device

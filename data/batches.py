@@ -9,16 +9,16 @@ from base import InputError
 class Batches:
     """batches[i] -> (input_ids, targets), both int64 of shape (batch_size, context); targets are one token ahead.
 
-    tokens: 1-D array of token ids. The sequences are windows of context + 1 tokens. An epoch takes those at steps of
-    context from a random offset, so that no input position repeats within it, and shuffles them; seed and epoch alone
-    decide both. Batches are slices of this endless order of sequences, which batch_size leaves as it is.
+    tokens: 1-D array of token ids. The sequences are windows of context + 1 tokens. Each epoch starts at a random
+    offset, takes a window every context tokens, so that it sees no input twice, and shuffles them; offset and order
+    depend on seed and epoch alone. Batches are slices of this endless order of sequences, whatever their size.
     InputError: fewer than context + 1 tokens.
     """
 
     def __init__(self, tokens: numpy.ndarray, context: int, batch_size: int, seed: int):
         if len(tokens) < context + 1:
             raise InputError(
-                f"the training split has {len(tokens)} tokens, fewer than one sequence of {context} + 1: "
+                f"the training split has {len(tokens)} tokens, expected at least one sequence of {context} + 1: "
                 "use more text or a shorter context"
             )
         self.tokens, self.context, self.batch_size, self.seed = tokens, context, batch_size, seed
@@ -36,7 +36,7 @@ class Batches:
         if epoch != self._epoch:  # kept because its permutation serves many batches
             rng = numpy.random.default_rng([self.seed, epoch])
             self._epoch = epoch
-            # All that the windows leave over, and not just one context, or the last tokens would never be seen.
+            # Over all tokens that the windows leave, not just one context, or the last ones would never be seen.
             self._offset = rng.integers(len(self.tokens) - self.windows * self.context)
             self._order = rng.permutation(self.windows)
         return int(self._offset + self._order[item] * self.context)

@@ -5,21 +5,23 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
 
-from base import InputError, printable
-from data.sources import DataConfig, open_source, writing
-from data.tokenizer import Document, load_tokenizer, parts, token_chunks, tokenizer_files, train_tokenizer
+import numpy
+from tokenizers import Tokenizer
 
-if TYPE_CHECKING:
-    import numpy
-    import tokenizers
+from base import InputError, printable, writing
+from data.config import DataConfig
+from data.documents import Slice, parts
+from data.encoding import token_chunks
+from data.sources import open_source
+from data.tokenizer import load_tokenizer, tokenizer_files, train_tokenizer
 
-_VERSION = 2  # raise it when the same text and settings give other files
+_VERSION = 2  # raise it when the same text and settings produce different files
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,9 @@ class Corpus:
     token before each document. hash: SHA-256 of the text alone. train_bytes, val_bytes: UTF-8 bytes of the text.
     """
 
-    train: "numpy.memmap"
-    val: "numpy.memmap"
-    tokenizer: "tokenizers.Tokenizer"
+    train: numpy.memmap
+    val: numpy.memmap
+    tokenizer: Tokenizer
     hash: str
     train_bytes: int
     val_bytes: int
@@ -40,27 +42,20 @@ class Corpus:
 def load_corpus(config: DataConfig) -> Corpus:
     """Reads the source, and tokenizes it unless cache_dir has the same text under the same settings.
 
-    A source without a validation split is divided: a single document gives its last val_fraction of characters, and
-    of several documents those whose own hash falls below val_fraction, so new documents move none of the others.
-    InputError: a source that can't be found or read or has too little text, a cache_dir that can't be written.
+    A source without a validation split is divided. A single document gives its last val_fraction of characters; of
+    several, those whose own hash falls below val_fraction are for validation, so a new document moves no other.
+    InputError: a source that cannot be found or read or has too little text, a cache_dir that cannot be written.
     """
     streams = open_source(config)
     content, documents, empty = _hash(streams, config)
     if not documents:
         raise InputError(f"data.source {config.source!r}: no text in it")
-    with_text = {split: partial(_with_text, stream) for split, stream in streams.items()}
+    with_text = {split: lambda stream=stream: filter(None, stream()) for split, stream in streams.items()}
     settings = [_VERSION, content, config.val_fraction, config.tokenizer.model_dump()]
     folder = Path(config.cache_dir).expanduser() / sha256(json.dumps(settings).encode()).hexdigest()[:20]
     corpus = _read_entry(folder, config)
     if corpus is None:
-        with writing(config) as work:
-            shutil.rmtree(folder, ignore_errors=True)  # if damaged; later it may be another process's good one
-            _write_entry(work, config, content, _split(with_text, documents, config.val_fraction))
-            try:
-                work.rename(folder)
-            except OSError:
-                if not folder.is_dir():  # where it is one, another process was first, with the same content
-                    raise
+        _make_entry(folder, config, content, _split(with_text, documents, config.val_fraction))
         corpus = _read_entry(folder, config)
     left_out = ", ".join([*streams.left_out, *[f"{empty:,} row{'s' * (empty > 1)} without text"][:empty]])
     if told := [*filter(None, [streams.kept, left_out and f"left out: {left_out}"])]:
@@ -73,11 +68,12 @@ def _tell_once(line):
     print(printable(line), file=sys.stderr)
 
 
-def _with_text(stream):
-    return filter(None, stream())
+def _encoded(document):
+    return (part.encode() for part in parts(document))
 
 
 def _hash(streams, config):
+    """The SHA-256 of the text and of where its documents end, and how many documents have text and have none."""
     digest, count, empty = sha256(), 0, 0
     for split, documents in streams.items():
         for document in documents():
@@ -85,35 +81,14 @@ def _hash(streams, config):
                 empty += 1
                 continue
             try:
-                digest.update(f"{split} {_bytes(document)} ".encode())
+                digest.update(f"{split} {sum(map(len, _encoded(document)))} ".encode())
             except UnicodeEncodeError as error:
                 where = ascii(error.object[max(0, error.start - 20) : error.start + 1])
-                raise InputError(f"data.source {config.source!r}: half a surrogate pair after {where}") from None
-            for part in parts(document):
-                digest.update(part.encode())
+                raise InputError(f"data.source {config.source!r}: unpaired surrogate at the end of {where}") from None
+            for part in _encoded(document):
+                digest.update(part)
             count += 1
     return digest.hexdigest(), count, empty
-
-
-def _bytes(document):
-    return sum(len(part.encode()) for part in parts(document))
-
-
-@dataclass(frozen=True)
-class _Slice:
-    """Characters start … stop of a document, as a document."""
-
-    document: Document
-    start: int
-    stop: int
-
-    def __iter__(self):
-        seen = 0
-        for part in parts(self.document):
-            yield from filter(None, [part[max(0, self.start - seen) : max(0, self.stop - seen)]])
-            seen += len(part)
-            if seen >= self.stop:
-                return
 
 
 def _split(streams, documents, fraction):
@@ -124,13 +99,13 @@ def _split(streams, documents, fraction):
         text = next(iter(train()))
         length = sum(map(len, parts(text)))
         cut = length - round(length * fraction)
-        slices = {"train": _Slice(text, 0, cut), "val": _Slice(text, cut, length)}
+        slices = {"train": Slice(text, 0, cut), "val": Slice(text, cut, length)}
         return {name: lambda s=s: [s] if s.start < s.stop else [] for name, s in slices.items()}
 
     def in_validation(document):
         digest = sha256()
-        for part in parts(document):
-            digest.update(part.encode())
+        for part in _encoded(document):
+            digest.update(part)
         return int.from_bytes(digest.digest()[:8], "big") < fraction * 2**64
 
     return {
@@ -139,9 +114,24 @@ def _split(streams, documents, fraction):
     }
 
 
+def _make_entry(folder, config, content, split):
+    with writing(f"data.cache_dir {config.cache_dir!r}"):
+        shutil.rmtree(folder, ignore_errors=True)  # if damaged; later it may be another process's good one
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as place:
+            work = Path(place) / "entry"
+            work.mkdir()
+            _write_entry(work, config, content, split)
+            try:
+                work.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # otherwise another process was first, with the same content
+                    raise
+
+
 def _write_entry(folder, config, content, split):
     start = time.monotonic()
-    # A char tokenizer needs the characters of the validation text too, or that text has no loss.
+    # A char tokenizer needs the characters of the validation text too, or that text would have no loss.
     seen = chain(split["train"](), split["val"]()) if config.tokenizer.kind == "char" else split["train"]()
     tokenizer = train_tokenizer(config.tokenizer, seen)
     facts = {"version": _VERSION, "source": config.source, "hash": content, "config": config.tokenizer.model_dump()}
@@ -150,9 +140,9 @@ def _write_entry(folder, config, content, split):
     train, val = facts["train"], facts["val"]
     if not (train["documents"] and val["documents"]):
         raise InputError(
-            f"data.source {config.source!r}: {train['documents']} documents for training and {val['documents']} for "
-            f"validation at data.val_fraction {config.val_fraction}, both need one; a document is never shared out "
-            "unless it is the only one: join the files into one, or name them train.* and validation.*"
+            f"data.source {config.source!r}: expected documents for training and for validation, got "
+            f"{train['documents']} and {val['documents']} at data.val_fraction {config.val_fraction}; only a single "
+            "document is itself divided: join the files into one, or name them train.* and validation.*"
         )
     (folder / "tokenizer.json").write_text(tokenizer_files(tokenizer)["tokenizer.json"], encoding="utf-8")
     (folder / "corpus.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
@@ -164,12 +154,10 @@ def _write_entry(folder, config, content, split):
 
 
 def _write_tokens(path, config, tokenizer, documents):
-    import numpy
-
     dtype = numpy.dtype("<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4")
     size = {"documents": 0, "bytes": 0, "tokens": 0}
 
-    def counted(document):  # as it is read: a long one is a file
+    def counted(document):  # while it is read, since a long one is a file
         size["documents"] += 1
         for part in parts(document):
             size["bytes"] += len(part.encode())
@@ -190,9 +178,7 @@ def _write_tokens(path, config, tokenizer, documents):
 
 
 def _read_entry(folder, config):
-    """The cached corpus, or None where it is missing or damaged."""
-    import numpy
-
+    """The cached corpus, or None if it is missing or damaged."""
     try:
         facts = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
         train, val = (numpy.load(folder / f"{name}.npy", mmap_mode="r") for name in ("train", "val"))

@@ -40,7 +40,7 @@ def contents(folder):
         ("train.lerning_rate=1", "train: unknown key 'lerning_rate', did you mean 'learning_rate'?"),
         ("sede=1", "unknown key 'sede', did you mean 'seed'?"),
         ("train.steps=many", "train.steps: 'many'"),
-        ("train.steps", "'train.steps': an override reads dotted.key=value"),
+        ("train.steps", "'train.steps': expected an override of the form dotted.key=value"),
         ("train.steps=7 --resume --overwrite", "--overwrite: not allowed with argument --resume"),
         ("--resum-it", "--resum-it"),
         ("model.num_attention_heads=3", "num_attention_heads 3 must divide hidden_size 16"),
@@ -78,7 +78,7 @@ def test_train(tmp_path, capsys, monkeypatch, overrides, expected):
 def test_text_of_strangers_in_an_error_cannot_steer_the_terminal(tmp_path, capsys):
     (tmp_path / "a.csv").write_text("\x1b[2Jbody\x07,\u202eother\ntext,text\n", encoding="utf-8")
     line = refusal(capsys, train, config_file(tmp_path), f"data.source={tmp_path / 'a.csv'}")
-    assert r"has \x1b[2Jbody\x07, \u202eother" in line and line.isprintable()
+    assert r"got \x1b[2Jbody\x07, \u202eother" in line and line.isprintable()
 
 
 def test_a_config_that_is_not_there(tmp_path, capsys):

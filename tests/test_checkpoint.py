@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file, save_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from base import InputError
-from data.tokenizer import TokenizerConfig, tokenizer_files, train_tokenizer
+from data.config import TokenizerConfig
+from data.tokenizer import tokenizer_files, train_tokenizer
 from model.checkpoint import find_checkpoint, load_checkpoint, load_trainer, save_checkpoint
 from model.config import ModelConfig
 from model.generation import generate

@@ -1,6 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
+from configs import TrainConfig
 from model.config import ModelConfig
 from model.position import POSITIONS, build_position, position_options
 from settings import one_line
@@ -66,7 +67,7 @@ def test_sizes_left_out_follow_from_the_others():
 
 def test_configs_are_frozen():
     config = ModelConfig()
-    for target, key in ((config, "hidden_size"), (config.position, "base")):
+    for target, key in ((config, "hidden_size"), (config.position, "base"), (TrainConfig(), "steps")):
         with pytest.raises(ValidationError, match="frozen"):
             setattr(target, key, 1)
 

@@ -1,5 +1,6 @@
 import json
 import re
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import yaml
 
 from base import InputError
 from comparison.design import load_comparison
-from configs import Config, load_config
+from configs import TrainConfig, load_config
 from model.position import POSITIONS
 from settings import FrozenConfig
 
@@ -24,34 +25,23 @@ def load(tmp_path):
     return load
 
 
-def test_command_line_beats_yaml_beats_defaults(load):
-    config = load("train: {steps: 500, batch_size: 7}", "train.steps=200")
-    assert (config.train.steps, config.train.batch_size) == (200, 7)
-    assert config.train.log_every == Config(name="x").train.log_every
-
-
-def test_the_last_of_two_overrides_wins(load):
-    assert load("{}", "seed=1", "seed=2").seed == 2
-
-
-def test_a_scheme_given_as_a_string_takes_options_from_the_command_line(load):
-    position = load("model: {position: rope}", "model.position.base=5000").model.position
-    assert (position.scheme, position.base) == ("rope", 5000.0)
-
-
-def test_a_run_is_called_like_its_config_file_unless_it_has_a_name(load):
-    assert load(name="first-try.yaml").name == "first-try"
-    assert load("name: other", name="first-try.yaml").name == "other"
-
-
-def test_a_number_without_a_point_before_its_exponent_is_a_number(load):
-    """YAML 1.1 reads 1e-4 as a string."""
-    assert load("train: {learning_rate: 1e-4}").train.learning_rate == 1e-4
-    assert load("{}", "train.learning_rate=3e-4").train.learning_rate == 3e-4
-
-
-def test_an_override_ends_its_key_at_the_first_equals_sign(load):
-    assert load("{}", "data.source=folder/a=b==c.txt").data.source == "folder/a=b==c.txt"
+@pytest.mark.parametrize(
+    ("text", "overrides", "key", "expected"),
+    [
+        ("train: {steps: 500, batch_size: 7}", ["train.steps=200"], "train.steps", 200),
+        ("train: {steps: 500, batch_size: 7}", ["train.steps=200"], "train.batch_size", 7),
+        ("train: {steps: 500, batch_size: 7}", ["train.steps=200"], "train.log_every", TrainConfig().log_every),
+        ("{}", ["seed=1", "seed=2"], "seed", 2),
+        ("model: {position: rope}", ["model.position.base=5000"], "model.position.base", 5000.0),  # rope is a mapping
+        ("{}", [], "name", "some"),  # that of the file
+        ("name: other", [], "name", "other"),
+        ("train: {learning_rate: 1e-4}", [], "train.learning_rate", 1e-4),  # which YAML 1.1 reads as a string
+        ("{}", ["train.learning_rate=3e-4"], "train.learning_rate", 3e-4),
+        ("{}", ["data.source=folder/a=b==c.txt"], "data.source", "folder/a=b==c.txt"),
+    ],
+)
+def test_command_line_beats_yaml_beats_defaults(load, text, overrides, key, expected):
+    assert attrgetter(key)(load(text, *overrides)) == expected
 
 
 def test_null_means_what_the_description_says(load):
@@ -70,7 +60,7 @@ def test_null_means_what_the_description_says(load):
         ("model: {position: {scheme: rope, bas: 5}}", ["model.position", "'bas'", "'base'"]),
         ("train: {zzz: 1}", ["'zzz'", "steps", "batch_size"]),
         ("train: {1: 1}", ["train", "unknown key 1"]),
-        ("1: 1", ["names", "1"]),
+        ("1: 1", ["unknown key 1"]),
         ("train: {steps: many}", ["train.steps", "'many'", "integer"]),
         ("train: {steps: 2.5}", ["train.steps", "2.5", "integer"]),
         ("train: {steps: 0}", ["train.steps", "0", "greater than 0"]),
@@ -86,6 +76,7 @@ def test_null_means_what_the_description_says(load):
         ("wandb: {project: me/tiny}", ["wandb.project", "'me/tiny'", r"[^/\\#?%:]"]),
         ("seed: -1", ["seed", "-1"]),
         (f"seed: {2**64}", ["seed", str(2**64)]),
+        ("data: {tokenizer: {vocab_size: 256}}", ["data.tokenizer.vocab_size", "256", "257"]),
     ],
 )
 def test_what_is_refused_is_named_with_its_value_and_what_is_allowed(load, text, expected):
@@ -94,13 +85,6 @@ def test_what_is_refused_is_named_with_its_value_and_what_is_allowed(load, text,
     message = str(caught.value)
     assert "some.yaml" in message and "\n" not in message
     assert not [part for part in expected if part not in message], message
-
-
-@pytest.mark.parametrize("value", [".nan", ".inf", "-.inf"])
-@pytest.mark.parametrize("key", ["train.learning_rate", "train.grad_clip", "train.weight_decay", "data.val_fraction"])
-def test_nan_and_infinity_are_no_settings(load, key, value):
-    with pytest.raises(InputError, match=key):
-        load("{}", f"{key}={value}")
 
 
 @pytest.mark.parametrize("name", ["../x", "..", ".", ".hidden", "a/b", "/tmp/x", "", "a b", "-x", "x\\\\y", '"x\\n"'])
@@ -117,7 +101,7 @@ def test_a_run_cannot_leave_runs_dir(load, name):
         (b"seed: 1\nname: \xff", "not UTF-8 at byte 14"),
         (b"a: [1", "not YAML"),
         (b"a: 2024-13-01", "not YAML"),
-        (b"train: !!bool maybe", "not YAML: a value is not what its tag says"),
+        (b"train: !!bool maybe", "not YAML: a value does not match its type"),
         (b"train: !!python/object/apply:os.getcwd []", "not YAML: .*python/object"),
         (b"seed: 1\ntrain: {}\nseed: 2", "key 'seed' is given twice.*line 3"),
         (b"train: {steps: 5, 'steps': 6}", "key 'steps' is given twice.*line 1"),
@@ -129,8 +113,8 @@ def test_a_run_cannot_leave_runs_dir(load, name):
         (b"data: {source: 1:30}", "1:30 is base 60 in YAML; .*or quote it as text"),
         (b"train: {learning_rate: 0:00.5}", "0:00.5 is base 60 in YAML"),
         (b"wandb: {tags: [190:20:30]}", "190:20:30 is base 60 in YAML"),
-        (b"[" * 100_000, "nested too deep"),
-        (b"#" * 1_000_001, "larger than 1,000,000 bytes"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"#" * 1_000_001, "at most 1,000,000 bytes"),
     ],
 )
 def test_a_file_that_holds_no_config_is_named(load, text, expected):
@@ -151,7 +135,7 @@ def bomb(line, first):
 )  # fmt: skip
 def test_a_yaml_bomb_is_not_set_off(load, text):
     """Nor is a list that holds itself followed to its end."""
-    with pytest.raises(InputError, match="some.yaml: .*aliases stand for .* values"):
+    with pytest.raises(InputError, match="some.yaml: .*at most 10,000 values with aliases"):
         load(text)
 
 
@@ -162,10 +146,11 @@ def test_aliases_and_merge_keys_work(load):
     assert (merged.steps, merged.warmup_steps) == (7, 1), "what stands in the mapping itself goes before what is merged"
 
 
-@pytest.mark.parametrize("value", [".nan", "1e999", "1.0e+999", "-.inf", ".NaN"])
-@pytest.mark.parametrize(
-    "key", ["train.learning_rate", "train.steps", "seed", "train.betas", "model.position.base", "data.val_fraction"]
-)
+NUMBERS = "learning_rate grad_clip weight_decay steps betas".split()
+
+
+@pytest.mark.parametrize("value", [".nan", "1e999", "1.0e+999", ".inf", "-.inf", ".NaN"])
+@pytest.mark.parametrize("key", ["seed", "model.position.base", "data.val_fraction", *(f"train.{n}" for n in NUMBERS)])
 def test_numbers_that_are_none_are_refused_by_name(load, key, value):
     *parents, last = key.split(".")
     text = f"{last}: {value}"
@@ -178,11 +163,11 @@ def test_numbers_that_are_none_are_refused_by_name(load, key, value):
 
 
 @pytest.mark.parametrize("key", ["train", "data", "model", "wandb", "data.tokenizer"])
-def test_a_list_where_a_mapping_is_due_is_refused_by_name(load, key):
+def test_a_list_where_a_mapping_belongs_is_refused_by_name(load, key):
     text = f"{key}: [1]" if "." not in key else "data: {tokenizer: [1]}"
     with pytest.raises(InputError, match=f"some.yaml: {key}: .*dictionary"):
         load(text)
-    with pytest.raises(InputError, match=f"{key}.x: {key.split('.')[-1]} is .*1.*not a mapping"):
+    with pytest.raises(InputError, match=f"{key}.x: expected {key.split('.')[-1]} to be a mapping, got .*1"):
         load(text, f"{key}.x=1")
 
 
@@ -204,13 +189,6 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
         load_config(tmp_path / "none.yaml")
     with pytest.raises(InputError, match=f"{re.escape(tmp_path.name)}: Is a directory"):
         load_config(tmp_path)
-
-
-def test_an_override_that_yaml_reads_as_another_number_says_so(load):
-    with pytest.raises(InputError, match="^'train.steps=010': .*010 is octal in YAML"):
-        load("{}", "train.steps=010")
-    with pytest.raises(InputError, match="^'seed=1:30': .*1:30 is base 60 in YAML"):
-        load("{}", "seed=1:30")
 
 
 def test_numbers_that_yaml_reads_as_people_do_are_taken(load):
@@ -246,11 +224,23 @@ def test_wandb_s_names_are_neither_empty_nor_too_long(load):
             load(f"wandb: {{{setting}}}")
 
 
-@pytest.mark.parametrize("override", ["train.steps", "=5", "train.steps=[1", "name=2024-13-01"])
-def test_what_is_no_override_is_shown(load, override):
-    with pytest.raises(InputError) as caught:
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("train.steps", "expected an override of the form dotted.key=value$"),
+        ("=5", "expected an override of the form dotted.key=value$"),
+        ("train.steps=[1", "the value is not YAML: expected"),
+        ("name=2024-13-01", "the value is not YAML: a value does not match its type$"),
+        ("name=\0", "the value is not YAML: unacceptable character"),
+        (f"name={'[' * 9999}", "the value is not YAML: maximum recursion depth"),
+        ("train.steps=010", "the value is not YAML: 010 is octal in YAML"),
+        ("seed=1:30", "the value is not YAML: 1:30 is base 60 in YAML"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_what_is_no_override_is_shown(load, override, reason):
+    with pytest.raises(InputError, match=f"^{re.escape(repr(override)[:80])}: {reason}"):
         load("{}", override)
-    assert repr(override) in str(caught.value)
 
 
 def test_every_setting_is_described():
@@ -280,11 +270,6 @@ def test_a_resolved_config_written_as_yaml_is_the_same_config(load, scheme):
     again = load(yaml.safe_dump(config.model_dump(mode="json")), name="other.yaml")
     assert again == config
     assert type(again.model.position) is type(config.model.position)
-
-
-def test_configs_do_not_change():
-    with pytest.raises(ValueError, match="frozen"):
-        Config(name="x").train.steps = 5
 
 
 def test_the_readme_lists_every_config_key():

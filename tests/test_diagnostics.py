@@ -9,8 +9,10 @@ from torch import nn
 from comparison import diagnostics
 from comparison.diagnostics import attention_by_distance, decode_speed, embedding_rms, exact_match
 from comparison.results import EmbeddingRms
+from data.config import TokenizerConfig
+from data.documents import END_OF_TEXT
 from data.synthetic import examples
-from data.tokenizer import END_OF_TEXT, TokenizerConfig, encode, train_tokenizer
+from data.tokenizer import encode, train_tokenizer
 from model.config import ModelConfig
 from model.generation import generate
 from model.transformer import Transformer

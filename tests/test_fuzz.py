@@ -25,8 +25,10 @@ from safetensors.torch import load_file, save_file
 import generate
 from base import InputError
 from configs import Config, load_config
-from data.corpus import DataConfig, load_corpus
-from data.tokenizer import END_OF_TEXT, load_tokenizer
+from data.config import DataConfig
+from data.corpus import load_corpus
+from data.documents import END_OF_TEXT
+from data.tokenizer import load_tokenizer
 from model.checkpoint import find_checkpoint, load_checkpoint, load_trainer
 from model.position import POSITIONS
 from settings import FrozenConfig
@@ -345,7 +347,7 @@ def mappings(config, depth=0):
 
 
 @pytest.mark.parametrize("section", ["", "train", "model", "data", "wandb"])
-def test_any_yaml_is_a_config_that_survives_a_round_trip_or_is_refused_by_a_key(section, full):
+def test_any_yaml_survives_a_round_trip_or_is_refused_by_a_key(section, full):
     kind = keys_of(Config)[section] if section else Config
 
     @settings(max_examples=3000 if full else 100, derandomize=True, database=None, deadline=None, **QUICK)

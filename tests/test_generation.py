@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from data.tokenizer import TokenizerConfig, train_tokenizer
+from data.config import TokenizerConfig
+from data.tokenizer import train_tokenizer
 from model.cache import Cache
 from model.generation import decoder, generate, probabilities, sample_token
 from sampling import TextStream

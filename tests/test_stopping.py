@@ -338,7 +338,7 @@ def test_a_disk_that_is_full_for_the_tokens_is_one_line_and_leaves_nothing(tmp_p
     with files_of_at_most(3000):
         assert call(program, config_file(tmp_path)) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: data.cache_dir {config.data.cache_dir!r} can't be written: ")
+    assert error.startswith(f"error: data.cache_dir {config.data.cache_dir!r}: cannot be written: ")
     assert error.count("\n") == 1 and "File too large" in error
     assert names(tmp_path / "cache") == [] and not config.folder.exists()
     assert len(load_corpus(config.data).train) == 3420

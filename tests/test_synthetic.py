@@ -6,10 +6,11 @@ import pytest
 
 from base import InputError
 from data import synthetic
-from data.corpus import DataConfig, load_corpus
+from data.config import DataConfig
+from data.corpus import load_corpus
+from data.documents import END_OF_TEXT
 from data.sources import open_source
-from data.synthetic import LETTERS, TASKS, TRAINED_LENGTHS, examples, scored_lengths, source_of, task_of
-from data.tokenizer import END_OF_TEXT
+from data.synthetic import LETTERS, TASKS, TRAINED_LENGTHS, examples, scored_lengths, task_of
 
 
 @pytest.fixture(params=TASKS)
@@ -91,13 +92,13 @@ def test_examples_are_the_same_for_a_seed_and_others_for_another(task):
 
 def test_the_corpus_stays_what_it_was():
     """Results made with it are comparable only as long as its text is."""
-    documents = synthetic.streams("copy")["train"]()
+    documents = synthetic.documents("copy", "train")
     assert [next(documents) for _ in range(3)] == ["ichh=ichh", "j=j", "h=h"]
 
 
 def test_a_corpus_has_all_trained_lengths_and_no_other(task, monkeypatch):
     monkeypatch.setattr(synthetic, "DOCUMENTS", {"train": 2000, "validation": 500})
-    streams = open_source(DataConfig(source=source_of(task)))
+    streams = open_source(DataConfig(source=f"synthetic/{task}"))
     train, validation = (list(streams[split]()) for split in ("train", "validation"))
     assert (len(train), len(validation)) == (2000, 500)
     assert train == list(streams["train"]()), "a stream is read up to three times"
@@ -108,7 +109,7 @@ def test_a_corpus_has_all_trained_lengths_and_no_other(task, monkeypatch):
 
 
 def test_no_example_of_the_trained_length_is_in_the_corpus(task):
-    corpus = {document for document in synthetic.streams(task)["train"]()}
+    corpus = {document for document in synthetic.documents(task, "train")}
     made = ["".join(example) for example in examples(task, TRAINED_LENGTHS[task], 100, seed=0)]
     assert len(corpus.intersection(made)) <= 1  # two numbers of four digits may come again
 
@@ -125,7 +126,7 @@ def test_its_tokens_are_single_characters_between_ends_of_text(tmp_path, monkeyp
 
 
 def test_sources_and_tasks_are_one_to_one(task):
-    assert task_of(source_of(task)) == task
+    assert task_of(f"synthetic/{task}") == task
     assert task_of(task) is None and task_of("python_docs") is None and task_of("synthetic/copies") is None
 
 

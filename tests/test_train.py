@@ -746,7 +746,7 @@ def test_a_run_does_not_go_on_with_another_tokenizer(tmp_path, capsys):
     elsewhere = run_config(tmp_path, *every, f"data.cache_dir={tmp_path / 'elsewhere'}", "train.steps=8")
     with (
         mock.patch("data.tokenizer._BPE_TRAINING_CHARACTERS", 300),
-        mock.patch("data.tokenizer._PIECE_CHARACTERS", 100),
+        mock.patch("data.encoding._PIECE_CHARACTERS", 100),
     ):
         other = load_corpus(elsewhere.data)
     assert other.tokenizer.get_vocab_size() == 300 and other.hash == load_corpus(config.data).hash

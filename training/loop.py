@@ -17,7 +17,8 @@ from base import InputError
 from configs import Config, load_config
 from data.batches import Batches
 from data.corpus import Corpus, load_corpus
-from data.tokenizer import END_OF_TEXT, load_tokenizer, tokenizer_files
+from data.documents import END_OF_TEXT
+from data.tokenizer import load_tokenizer, tokenizer_files
 from model.checkpoint import TRAINER, find_checkpoint, load_checkpoint, load_trainer, save_checkpoint
 from model.device import autocast, is_out_of_memory, pick_device, to_device
 from model.generation import generate
