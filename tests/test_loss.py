@@ -7,7 +7,8 @@ from configs import TrainConfig
 from training import evaluation, loss
 from training.evaluation import evaluate, loss_by_context, loss_by_position
 from training.loss import summed_loss, token_losses
-from training.optimizer import build_optimizer, optimizer_step
+from training.optimizer import build_optimizer
+from training.step import optimizer_step
 
 VOCAB, T = 48, 9
 PARTS = {

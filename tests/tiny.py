@@ -57,6 +57,11 @@ def run_config(folder: Path, *overrides: str) -> Config:
     return load_config(config_file(folder), list(overrides))
 
 
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Normal numbers of a shape; the seed tells two of them apart."""
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
 def replace_path(file: Path, old: Path, new: Path) -> None:
     """In a YAML file, which may have broken a long path with spaces into lines; writes JSON, which is YAML."""
     text = json.dumps(yaml.safe_load(file.read_text(encoding="utf-8")), ensure_ascii=False)
