@@ -20,7 +20,18 @@ import train as program
 from base import InputError
 from data.corpus import load_corpus
 from model.checkpoint import complete_checkpoints, load_checkpoint, load_trainer
-from tiny import Stopped, assert_same_bits, before_step, call, config_file, contents, names, run_config, whole_and_other
+from tiny import (
+    Stopped,
+    assert_same_bits,
+    before_step,
+    call,
+    config_file,
+    contents,
+    names,
+    run_config,
+    trained,
+    whole_and_other,
+)
 from training import evaluation
 from training.loop import Trainer, train
 from training.run import RunFolder
@@ -126,7 +137,7 @@ def test_a_run_killed_during_an_evaluation_is_evaluated_when_it_goes_on(tmp_path
 
 def test_a_run_outside_the_main_thread_trains_without_signals(tmp_path):
     result = []
-    thread = threading.Thread(target=lambda: result.append(train(run_config(tmp_path))))
+    thread = threading.Thread(target=lambda: result.append(trained(tmp_path)))
     thread.start()
     thread.join()
     assert result[0]["step"] == 6
@@ -292,7 +303,7 @@ def test_a_disk_that_fills_up_during_a_checkpoint_leaves_the_one_before(tmp_path
     assert_same_bits(full, whole)
 
 
-def test_a_disk_that_is_full_for_metrics_is_one_line_and_the_run_goes_on_later(tmp_path):
+def test_a_disk_full_for_metrics_is_one_line_and_the_run_goes_on_later(tmp_path):
     whole, full = whole_and_other(tmp_path, "train.checkpoint_every=3")
     log = RunFolder.log
 

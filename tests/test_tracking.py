@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 
-from tiny import config_file, names, rows, run_config, train_until
+from tiny import config_file, names, rows, run_config, train_until, trained
 from training import versions as versions_module
 from training.loop import train
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 
 def test_without_wandb_it_is_never_imported(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)  # any import of it fails
-    train(run_config(tmp_path))
+    trained(tmp_path)
 
 
 class FakeWandb:
@@ -68,8 +68,7 @@ def warnings(capsys):
 
 
 def test_wandb_gets_the_rows_of_metrics_and_the_config(tmp_path, wandb):
-    config = run_config(tmp_path, "wandb.mode=online", "wandb.project=p", "wandb.group=g", "wandb.tags=[a, b]")
-    train(config)
+    config = trained(tmp_path, "wandb.mode=online", "wandb.project=p", "wandb.group=g", "wandb.tags=[a, b]")
     lines = (config.folder / "metrics.jsonl").read_text().splitlines()
     assert wandb.logged == [json.loads(line) for line in lines]
     (settings,) = wandb.inits
@@ -83,8 +82,7 @@ def test_wandb_gets_the_rows_of_metrics_and_the_config(tmp_path, wandb):
 def test_wandb_gets_each_drift_as_a_number(tmp_path, wandb):
     """Of lists it draws nothing."""
     position = "model.position={scheme: learned_theta, per_layer: true}"
-    config = run_config(tmp_path, "wandb.mode=offline", position, "train.steps=3")
-    train(config)
+    config = trained(tmp_path, "wandb.mode=offline", position, "train.steps=3")
     for sent, row in zip(wandb.logged, rows(config.folder), strict=True):
         drifts = {f"theta_drift/0/{i}": value for i, value in enumerate(row.pop("theta_drift", [[]])[0])}
         assert sent.items() >= {**row, **drifts}.items() and "theta_drift" not in sent
@@ -118,7 +116,7 @@ def test_where_wandb_cannot_rewind_the_rows_are_added(tmp_path, wandb, capsys):
 
 def test_a_wandb_that_refuses_all_is_a_warning(tmp_path, wandb, capsys):
     wandb.init = mock.Mock(side_effect=wandb.Error("not today"))
-    assert train(run_config(tmp_path, "wandb.mode=offline"))["step"] == 6
+    assert trained(tmp_path, "wandb.mode=offline")["step"] == 6
     (warning,) = warnings(capsys)
     assert warning.endswith("could not start a run offline (not today); next: continue without it")
 
@@ -127,7 +125,7 @@ def test_a_wandb_that_refuses_all_is_a_warning(tmp_path, wandb, capsys):
 def test_wandb_without_login_or_network_goes_on_offline(tmp_path, wandb, capsys, missing, modes):
     """With a warning, and asks for no login: wandb's own menu would block a run in a terminal."""
     setattr(wandb, missing, False)
-    train(run_config(tmp_path, "wandb.mode=online"))
+    trained(tmp_path, "wandb.mode=online")
     assert [settings["mode"] for settings in wandb.inits] == modes
     assert all(settings["settings"].init_timeout <= 30 for settings in wandb.inits)
     (warning,) = warnings(capsys)
@@ -158,8 +156,7 @@ def test_the_real_wandb_offline_writes_inside_the_run_folder(tmp_path):
 
 def test_a_run_folder_tells_what_made_it(tmp_path, monkeypatch):
     """And what went on with it, from which step."""
-    config = run_config(tmp_path)
-    train(config)
+    config = trained(tmp_path)
     file = config.folder / "versions.json"
     first = json.loads(file.read_text())["0"]
     assert first["torch"] == torch.__version__ and first["python"] == sys.version.split()[0]

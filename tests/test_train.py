@@ -33,6 +33,7 @@ from tiny import (
     rows,
     run_config,
     train_until,
+    trained,
     trainer_state,
     weights,
     whole_and_other,
@@ -72,7 +73,7 @@ def test_a_run_folder_holds_what_it_should(tmp_path):
 
 def test_config_yaml_makes_the_run_again(tmp_path):
     """Loadable as it stands, the vocabulary's size filled in."""
-    train(run_config(tmp_path))
+    trained(tmp_path)
     run = tmp_path / "runs" / "tiny"
     again = load_config(run / "config.yaml", ["name=again"])
     assert again.model.vocab_size == 257
@@ -90,24 +91,22 @@ def test_the_same_config_gives_the_same_bits_and_another_seed_others(tmp_path):
 
 def test_logged_losses_are_of_the_whole_batch_and_validation_split(tmp_path):
     """The first from the initial weights, the last from those in the checkpoint; not the last micro-batch's."""
-    config = run_config(tmp_path, "train.batch_size=7", "train.micro_batch_size=3")
-    train(config)
+    config = trained(tmp_path, "train.batch_size=7", "train.micro_batch_size=3")
     corpus, model = load_corpus(config.data), initial_model(config)
     input_ids, targets = Batches(corpus.train, 16, 7, config.seed)[0]
     with torch.no_grad():
         expected = F.cross_entropy(model(input_ids).flatten(0, 1), targets.flatten()).item()
     assert rows(config.folder)[0]["train_loss"] == pytest.approx(expected, rel=1e-6)
 
-    trained = load_checkpoint(find_checkpoint(config.folder))
-    nats, last = evaluate(trained, corpus.val, 16), rows(config.folder)[-1]
+    nats = evaluate(load_checkpoint(find_checkpoint(config.folder)), corpus.val, 16)
+    last = rows(config.folder)[-1]
     assert last["val_loss"] == pytest.approx(nats / (len(corpus.val) - 1), rel=1e-6)
     text_bytes = len(TEXT) - round(len(TEXT) * 0.9)
     assert last["val_bits_per_byte"] == pytest.approx(nats / 0.6931471805599453 / text_bytes, rel=1e-6)
 
 
 def test_every_scheme_trains_all_its_parameters_and_generates(tmp_path, scheme, capsys):
-    config = run_config(tmp_path, f"model.position={scheme}", "model.num_key_value_heads=1")
-    train(config)
+    config = trained(tmp_path, f"model.position={scheme}", "model.num_key_value_heads=1")
     before = initial_model(config)
     after = load_checkpoint(find_checkpoint(config.folder))
     unmoved = [name for name, p in after.named_parameters() if torch.equal(p, before.get_parameter(name))]
@@ -150,8 +149,7 @@ def test_a_run_stopped_at_any_step_ends_as_if_never_stopped(tmp_path, stop):
 def test_a_finished_run_may_be_given_more_steps_twice(tmp_path):
     """A constant rate, so that the schedule is the same whatever the number of steps: then the bits are too."""
     flat = ["train.min_learning_rate=0.01", "train.warmup_steps=0"]
-    whole = run_config(tmp_path, "name=whole", "train.steps=9", *flat)
-    train(whole)
+    whole = trained(tmp_path, "name=whole", "train.steps=9", *flat)
     for steps in (2, 5, 9):
         longer = run_config(tmp_path, "name=longer", f"train.steps={steps}", *flat)
         assert train(longer, resume=steps > 2)["step"] == steps
@@ -165,8 +163,7 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path, monkeypatch):
     losses = iter([5.0, 3.0, 4.0, 4.0])  # after steps 2, 4, 6 and 7
     monkeypatch.setattr(loop, "evaluate", lambda *_: next(losses))
     every = ["train.steps=7", "train.eval_every=2", "train.checkpoint_every=1", "train.keep_checkpoints=2"]
-    config = run_config(tmp_path, *every)
-    train(config)
+    config = trained(tmp_path, *every)
     assert names(config.folder / "checkpoints") == ["step_000004", "step_000006", "step_000007"]
     (config.folder / "checkpoints" / ".step_000009.partial").mkdir()
     train(run_config(tmp_path, *every, "train.keep_checkpoints=1"), resume=True)
@@ -281,7 +278,7 @@ def test_an_evaluation_that_is_not_finite_ends_the_run_too(tmp_path, eval_every,
     assert run.divergence() is None and run.is_finished()
 
 
-def test_a_checkpoint_of_weights_that_were_ruined_already_is_not_called_good(tmp_path):
+def test_a_checkpoint_of_ruined_weights_is_not_called_good(tmp_path):
     """The loss that shows it is that of the next step, which comes after the save."""
     every = ["train.checkpoint_every=1", "train.keep_checkpoints=3", "train.max_skipped_steps=1"]
     whole, config = whole_and_other(tmp_path, *every)
@@ -350,7 +347,7 @@ def test_the_advice_for_a_full_device_keeps_the_batch_and_can_be_followed(tmp_pa
         return real(model, input_ids, targets)
 
     with pytest.raises(InputError) as caught, with_loss(4, limited):
-        train(run_config(tmp_path, *every))
+        trained(tmp_path, *every)
     assert str(caught.value) == (
         "train.micro_batch_size: 7 sequences at once need more memory than cpu has; "
         "train.micro_batch_size=3 makes the same batch of 7 in 3 parts"
@@ -367,7 +364,7 @@ def test_the_advice_for_a_full_device_keeps_the_batch_and_can_be_followed(tmp_pa
 )
 def test_one_sequence_too_many_needs_another_model_and_a_defect_is_none(tmp_path, raised, expected, message):
     with pytest.raises(expected, match=message), with_loss(1, mock.Mock(side_effect=raised)):
-        train(run_config(tmp_path, "train.micro_batch_size=1"))
+        trained(tmp_path, "train.micro_batch_size=1")
 
 
 @pytest.mark.parametrize("size", [10**9, 10**30])
@@ -385,7 +382,7 @@ def finished(tmp_path_factory):
     """A folder with a finished run of each optimizer, called by its name."""
     folder = tmp_path_factory.mktemp("finished")
     for optimizer in ("adamw", "muon"):
-        train(run_config(folder, f"train.optimizer={optimizer}", f"name={optimizer}"))
+        trained(folder, f"train.optimizer={optimizer}", f"name={optimizer}")
     return folder
 
 
@@ -429,7 +426,7 @@ def test_a_run_keeps_the_number_of_its_threads(tmp_path, monkeypatch, given, on_
     own, used = torch.get_num_threads(), []
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 3)
-        train(run_config(tmp_path, "train.steps=2", f"train.threads={given or 'null'}"))
+        trained(tmp_path, "train.steps=2", f"train.threads={given or 'null'}")
     torch.set_num_threads(own)
     again = run_config(tmp_path, "train.steps=3", f"train.threads={on_resume or 'null'}")
     with before_step(3, lambda _: used.append(torch.get_num_threads())):
@@ -442,8 +439,7 @@ def test_a_run_does_not_go_on_with_another_tokenizer(tmp_path, capsys):
     """As another version of the library may make of the same text, where the cache is gone; nor is it measured with."""
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     every = ["data.tokenizer.kind=bpe", "data.tokenizer.vocab_size=300"]
-    config = run_config(tmp_path, *every)
-    train(config)
+    config = trained(tmp_path, *every)
     before = {path: path.read_bytes() for path in config.folder.rglob("*") if path.is_file()}
     elsewhere = run_config(tmp_path, *every, f"data.cache_dir={tmp_path / 'elsewhere'}", "train.steps=8")
     with (
@@ -482,11 +478,10 @@ def test_the_command_trains_and_shows_a_sample_on_stdout_alone(tmp_path, capsys)
 
 
 def test_a_log_file_gets_whole_lines_and_few(tmp_path, monkeypatch, capsys):
-    config = run_config(tmp_path, "name=few")
-    train(config)
+    trained(tmp_path, "name=few")
     err = capsys.readouterr().err
     assert "\r" not in err and [line[:22] for line in err.splitlines() if "step" in line] == ["few: step 1 of 6, loss"]
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_LINES", 0)
-    train(run_config(tmp_path, "name=more", "train.log_every=2"))
+    trained(tmp_path, "name=more", "train.log_every=2")
     said = [line.split(", ")[0] for line in capsys.readouterr().err.splitlines()]
     assert said == [f"more: step {step} of 6" for step in (2, 4, 6)]

@@ -125,6 +125,13 @@ def killed_before_step(number: int) -> Iterator[None]:
         yield
 
 
+def trained(folder: Path, *overrides: str) -> Config:
+    """`run_config`, after its training."""
+    config = run_config(folder, *overrides)
+    train(config)
+    return config
+
+
 def train_until(number: int, config: Config, **how) -> None:
     """Trains it, to a kill before this step."""
     with killed_before_step(number):
@@ -133,9 +140,7 @@ def train_until(number: int, config: Config, **how) -> None:
 
 def whole_and_other(folder: Path, *overrides: str) -> tuple[Config, Config]:
     """Two equal runs: one that is trained, and one to be treated worse and compared with it."""
-    whole, other = (run_config(folder, f"name={name}", *overrides) for name in ("whole", "other"))
-    train(whole)
-    return whole, other
+    return trained(folder, "name=whole", *overrides), run_config(folder, "name=other", *overrides)
 
 
 def rows(run: Path) -> list[dict]:

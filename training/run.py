@@ -36,7 +36,7 @@ class RunFolder:
     def _check_place(self) -> None:
         for place in (self.path, *self.path.parents):
             if place.exists() and not place.is_dir():
-                raise InputError(f"{place}: expected a folder, as runs_dir and name say, got a file")
+                raise InputError(f"{place}: expected a folder for runs_dir and name, got a file")
         holds_run = self.exists(self.config)
         if self.resume and not holds_run:
             raise InputError(f"{self.path}: holds no run to resume")
