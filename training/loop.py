@@ -1,4 +1,4 @@
-"""The training loop: `train`, how a trainer comes to be, and `Trainer`, in the order in which they run."""
+"""The training loop: `train`, and what it calls in the order in which it calls it."""
 
 import math
 import shlex
@@ -46,8 +46,7 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> dict
     run.config = fill_in_threads(fit_to_corpus(config, corpus), run)
     device = pick_device(config.train.device)
     with run.locked(), signals_received() as signals, using_threads(run.config.train.threads):
-        trainer = (resumed_trainer if resume else new_trainer)(run, corpus, device, signals)
-        trainer.train()
+        make_trainer(run, corpus, device, signals).train()
     return [row for row in run.metrics() if "val_loss" in row][-1]
 
 
@@ -72,38 +71,27 @@ def fill_in_threads(config: Config, run: RunFolder) -> Config:
     return config.model_copy(update={"train": config.train.model_copy(update={"threads": threads})})
 
 
-def new_trainer(run: RunFolder, corpus: Corpus, device: torch.device, signals: list[int]) -> "Trainer":
-    """The trainer of a new run, in a fresh folder."""
-    model, optimizer = build(run.config, device)
-    run.start(corpus)
-    return Trainer(run, corpus, model, optimizer, signals)
-
-
-def resumed_trainer(run: RunFolder, corpus: Corpus, device: torch.device, signals: list[int]) -> "Trainer":
-    """The trainer as of the folder's newest checkpoint, or of step 0 if there is none."""
-    run.check_same_experiment(corpus)
-    checkpoint = run.newest_checkpoint()
-    model, optimizer = build(run.config, device, checkpoint and load_checkpoint(checkpoint))
-    trainer = Trainer(run, corpus, model, optimizer, signals)
-    if checkpoint:
-        trainer.restore(checkpoint)
-    if trainer.step > run.config.train.steps:
-        raise InputError(
-            f"train.steps: expected at least the {trainer.step} steps that {run.path} has done, "
-            f"got {run.config.train.steps}"
-        )
-    run.describe(corpus, trainer.step)
-    run.drop_rows_after(trainer.step)
-    return trainer
-
-
-def build(config: Config, device: torch.device, model: Transformer | None = None) -> tuple:
-    """The model, a new one unless given, on the device, and its optimizer."""
+def make_trainer(run: RunFolder, corpus: Corpus, device: torch.device, signals: list[int]) -> "Trainer":
+    """The trainer of a new run, in a fresh folder, or of a resumed one, as of its newest checkpoint if it has any."""
+    if run.resume:
+        run.check_same_experiment(corpus)
+    checkpoint = run.newest_checkpoint() if run.resume else None
+    model = load_checkpoint(checkpoint) if checkpoint else None
     try:
-        model = (model or Transformer(config.model, config.seed)).to(device)
+        model = (model or Transformer(run.config.model, run.config.seed)).to(device)
     except (RuntimeError, TypeError, OverflowError) as error:
         raise InputError(f"model: a tensor does not fit into memory ({str(error):.100})") from None
-    return model, build_optimizer(model, config.train)
+    trainer = Trainer(run, corpus, model, build_optimizer(model, run.config.train), signals)
+    if checkpoint:
+        trainer.restore(checkpoint)
+    if trainer.step > (steps := run.config.train.steps):
+        raise InputError(f"train.steps: expected at least the {trainer.step} that {run.path} has done, got {steps}")
+    if run.resume:
+        run.describe(corpus, trainer.step)
+        run.drop_rows_after(trainer.step)
+    else:
+        run.start(corpus)
+    return trainer
 
 
 @dataclass

@@ -91,14 +91,9 @@ class RunFolder:
 
         config.yaml may have more steps than before. versions.json has an entry for each step after which they change.
         """
-        described = {
-            "source": corpus.source,
-            "hash": corpus.hash,
-            "train_tokens": len(corpus.train),
-            "val_tokens": len(corpus.val),
-            "train_bytes": corpus.train_bytes,
-            "val_bytes": corpus.val_bytes,
-        }
+        described = {"source": corpus.source, "hash": corpus.hash}
+        described |= {"train_tokens": len(corpus.train), "val_tokens": len(corpus.val)}
+        described |= {"train_bytes": corpus.train_bytes, "val_bytes": corpus.val_bytes}
         replace_text(self.path / "corpus.json", json.dumps(described, indent=2))
         file = self.path / "versions.json"
         known = read_json(file) if file.exists() else {}
