@@ -30,7 +30,7 @@ def one_line(error: ValidationError) -> str:
         problem = error.errors()[0]
         keys += map(str, problem["loc"])
         error = problem.get("ctx", {}).get("error")
-        if not isinstance(error, ValidationError):  # otherwise the problem lies in a nested mapping
+        if not isinstance(error, ValidationError):  # otherwise the problem is in a nested mapping
             break
     value = problem["input"]
     shown = "" if isinstance(value, (dict, BaseModel)) else f"{value!r:.80}: "

@@ -1,4 +1,4 @@
-"""Sampling beside `transformers`: python benchmarks/decode.py [RUN_FOLDER]
+"""Sampling compared with `transformers`: python benchmarks/decode.py [RUN_FOLDER]
 
 The same random weights on both sides, greedy, 64 tokens of prompt and 256 new ones, prefill included on both. Every side
 is a process of its own, in the environment as it is, in turn; medians. Ours is generate.py with --stats; `transformers`

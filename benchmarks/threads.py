@@ -1,6 +1,6 @@
 """How threads should wait, in three worlds: python benchmarks/threads.py
 
-train.py at 0.8M parameters on a quiet machine, beside another busy program, and twice at once, with each setting that the
+train.py at 0.8M parameters on a quiet machine, next to another busy program, and twice at once, with each setting that the
 environment can give OpenMP. Every run is its own process, in turn; medians of tokens/s, of two trainings their sum.
 `compare.py --jobs` gives each training its share of the cores, as OMP_NUM_THREADS does here.
 """
@@ -31,7 +31,7 @@ def quiet(folder: str, environment: dict[str, str], count: int = 1) -> float:
     return sum(trained_speed(folder, name, process) for name, process in zip(names, processes))
 
 
-def beside_a_busy_program(folder: str, environment: dict[str, str]) -> float:
+def next_to_a_busy_program(folder: str, environment: dict[str, str]) -> float:
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         return quiet(folder, environment)
@@ -44,7 +44,7 @@ def main() -> None:
         quiet(folder, {})  # tokenizes
         worlds = {
             "quiet": quiet,
-            "beside a busy program": beside_a_busy_program,
+            "next to a busy program": next_to_a_busy_program,
             "two trainings": lambda *at: quiet(*at, 2),
         }
         sides = {

@@ -1,4 +1,4 @@
-"""Training throughput beside that of peers: python benchmarks/throughput.py [PYTHON_WITH_LITGPT]
+"""Training throughput compared with peers: python benchmarks/throughput.py [PYTHON_WITH_LITGPT]
 
 A Llama of the same shape in each library, with the same fused AdamW. Every side is a process of its own, in the
 environment as it is: ours is train.py, which logs its own speed; a peer's is the loop its users would write, with batches

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from unittest import mock
 
 import pytest
 import torch
@@ -160,14 +159,6 @@ def test_a_step_that_is_not_finite_changes_nothing(model, batch, broken, grad_cl
     exact = {"rtol": 0, "atol": 0, "equal_nan": True}
     torch.testing.assert_close((model.state_dict(), optimizer.state_dict()), before, **exact)
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_without_a_working_compiler_the_model_stays_eager_and_says_so(model, batch, monkeypatch, capsys):
-    monkeypatch.setattr(torch, "compile", mock.Mock(side_effect=RuntimeError("no C++ compiler")))
-    expected = model(batch[0])
-    compile_where_possible(model)
-    assert capsys.readouterr().err == "warning: torch.compile does not work here (RuntimeError); eager mode\n"
-    assert torch.equal(model(batch[0]), expected)
 
 
 def test_compiling_keeps_the_names_of_the_weights(model, monkeypatch):

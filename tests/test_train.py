@@ -282,14 +282,10 @@ def test_a_checkpoint_of_ruined_weights_is_not_called_good(tmp_path):
 
 
 def test_a_checkpoint_is_not_good_where_part_of_its_evaluation_is_finite(tmp_path, monkeypatch):
-    def evaluate(model, tokens, context, signals):
-        return float("nan") if len(tokens) > context + 1 else 1.0
-
-    monkeypatch.setattr(loop, "evaluate", evaluate)
-    config = run_config(tmp_path)
+    monkeypatch.setattr(loop, "evaluate", lambda _, tokens, *__: float("nan") if len(tokens) > 17 else 1.0)
     with pytest.raises(InputError, match="^step 6: validation loss nan .* checkpoint is none yet$"):
-        train(config)
-    assert names(config.folder / "checkpoints") == ["step_000006.diverged"]
+        trained(tmp_path)
+    assert names(run_config(tmp_path).folder / "checkpoints") == ["step_000006.diverged"]
 
 
 @pytest.mark.parametrize(
@@ -297,10 +293,9 @@ def test_a_checkpoint_is_not_good_where_part_of_its_evaluation_is_finite(tmp_pat
 )
 def test_a_step_that_is_not_finite_is_skipped_when_the_config_asks(tmp_path, capsys, harm):
     """In the second case the loss is finite and its gradient is not."""
-    every = ["train.checkpoint_every=1", "train.keep_checkpoints=9"]
-    config = run_config(tmp_path, *every, "train.max_skipped_steps=1", "train.log_every=5")
+    every = ["train.checkpoint_every=1", "train.keep_checkpoints=9", "train.max_skipped_steps=1", "train.log_every=5"]
     with harmed([4], harm):
-        train(config)
+        config = trained(tmp_path, *every)
     assert "warning: step 4: loss" in (err := capsys.readouterr().err) and "skipped, 1 of 1 allowed" in err
     states = [torch.load(config.folder / f"checkpoints/step_00000{n}/trainer.pt") for n in (3, 4, 5)]
     bits = [(config.folder / f"checkpoints/step_00000{n}/model.safetensors").read_bytes() for n in (3, 4, 5)]
@@ -361,9 +356,8 @@ def test_one_sequence_too_many_needs_another_model_and_a_defect_is_none(tmp_path
 
 @pytest.mark.parametrize("size", [10**9, 10**30])
 def test_a_model_that_no_memory_holds_is_one_line(tmp_path, size):
-    config = run_config(tmp_path, f"model={{hidden_size: {size}, num_attention_heads: 1, num_hidden_layers: 1}}")
     with pytest.raises(InputError, match="^model: a tensor does not fit into memory"):
-        train(config)
+        trained(tmp_path, f"model={{hidden_size: {size}, num_attention_heads: 1, num_hidden_layers: 1}}")
 
 
 # What a checkpoint keeps
@@ -404,11 +398,10 @@ def test_a_state_of_another_run_is_refused(finished, optimizer, moment, change):
 
 
 def test_a_compiler_that_fails_is_a_warning(tmp_path, monkeypatch, capsys):
-    eager, compiled = run_config(tmp_path, "name=eager"), run_config(tmp_path, "name=compiled", "train.compile=true")
-    train(eager)
     monkeypatch.setattr(torch, "compile", mock.Mock(side_effect=RuntimeError("no C++ compiler\nat all")))
-    train(compiled)
-    assert "warning: torch.compile does not work here" in capsys.readouterr().err
+    eager, compiled = trained(tmp_path, "name=eager"), trained(tmp_path, "name=compiled", "train.compile=true")
+    (warning,) = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert warning == "warning: torch.compile does not work here (RuntimeError); eager mode"
     assert weights(compiled.folder) == weights(eager.folder)
 
 
@@ -432,7 +425,7 @@ def test_a_run_does_not_go_on_with_another_tokenizer(tmp_path, capsys):
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     every = ["data.tokenizer.kind=bpe", "data.tokenizer.vocab_size=300"]
     config = trained(tmp_path, *every)
-    before = {path: path.read_bytes() for path in config.folder.rglob("*") if path.is_file()}
+    before = contents(config.folder)
     elsewhere = run_config(tmp_path, *every, f"data.cache_dir={tmp_path / 'elsewhere'}", "train.steps=8")
     with (
         mock.patch("data.tokenizer._BPE_TRAINING_CHARACTERS", 300),
@@ -443,7 +436,7 @@ def test_a_run_does_not_go_on_with_another_tokenizer(tmp_path, capsys):
     file = config.folder / "checkpoints" / "step_000006" / "tokenizer.json"
     with pytest.raises(InputError, match=f"^{file}: data.source now gives another tokenizer"):
         train(elsewhere, resume=True)
-    assert {path: path.read_bytes() for path in config.folder.rglob("*") if path.is_file()} == before
+    assert contents(config.folder) == before
     with pytest.raises(InputError, match="another tokenizer"):
         RunFolder(config, resume=True).check_same_experiment(other)
     load_corpus(elsewhere.data.model_copy(update={"cache_dir": str(tmp_path / "third")}))

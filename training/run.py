@@ -209,10 +209,10 @@ def _lock(file) -> None:
 
 def replace_text(file: Path, text: str) -> None:
     """Writes a file atomically: a kill leaves the old one or the new one."""
-    beside = file.with_name(f".{file.name}.partial")
+    partial = file.with_name(f".{file.name}.partial")
     with writing(file):
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(file)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(file)
 
 
 def flat(mapping: dict, prefix: str = "") -> dict:

@@ -20,7 +20,7 @@ def tracking(run: RunFolder, step: int) -> Iterator[Callable[[dict], None]]:
         return
 
     def track(row):
-        if row["step"] >= tracked.starting_step:  # it has the earlier ones, and accepts each only once
+        if row["step"] >= tracked.starting_step:  # wandb has the earlier ones, and accepts each only once
             tracked.log(_numbers(row), step=row["step"])
 
     failed = 1
