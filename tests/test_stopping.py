@@ -28,6 +28,7 @@ from tiny import (
     config_file,
     contents,
     names,
+    rows,
     run_config,
     trained,
     whole_and_other,
@@ -140,7 +141,7 @@ def test_a_run_outside_the_main_thread_trains_without_signals(tmp_path):
     thread = threading.Thread(target=lambda: result.append(trained(tmp_path)))
     thread.start()
     thread.join()
-    assert result[0]["step"] == 6
+    assert rows(result[0].folder)[-1]["step"] == 6
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
