@@ -1,4 +1,4 @@
-"""What every layer may import: the error for bad input, and how the programs report it."""
+"""What every module may import: the error for bad input, and how the programs report it."""
 
 import argparse
 import os
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used.
+    """The user's input cannot be used.
 
-    The message is one line that names the key or file, the value and what is allowed.
+    The message is one line that names the key or file, the value, and what is allowed.
     """
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Reports a wrong command line as any other bad input, in one line."""
+    """Reports a wrong command line like any other bad input, in one line."""
 
     def error(self, message: str):
         raise InputError(f"{message} (see {self.prog} --help)")
@@ -31,18 +31,18 @@ def input_errors_end_the_program():
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
-    except BrokenPipeError:  # the reader of stdout has seen enough; what is left must not be flushed at exit
+    except BrokenPipeError:  # whoever read stdout has stopped; keeps the rest from being flushed at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def printable(text: str) -> str:
-    """A stranger's text, or what quotes it, as one line in which nothing can steer a terminal."""
+    """Untrusted text as one line without control characters, which could steer a terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
 
 
 @contextmanager
 def writing(place):
-    """Turns what a full disk or a forbidden folder raises into an InputError that names the place."""
+    """Turns the OSError of a full disk or a read-only folder into an InputError that names the place."""
     try:
         yield
     except OSError as error:

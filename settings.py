@@ -1,4 +1,4 @@
-"""The base of all config classes, and what they say of a mistake."""
+"""The base of all config classes, and how they report a mistake."""
 
 from difflib import get_close_matches
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 
 class FrozenConfig(BaseModel):
-    """Immutable settings: unknown keys are refused, numbers coerced, docstrings describe the fields."""
+    """Immutable settings; rejects unknown keys, coerces numbers, and takes docstrings as descriptions of fields."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, use_attribute_docstrings=True
@@ -18,7 +18,7 @@ class FrozenConfig(BaseModel):
         for key in values if isinstance(values, dict) else ():
             if key not in cls.model_fields:
                 near = get_close_matches(str(key), cls.model_fields, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(cls.model_fields)}"
+                hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(cls.model_fields)}"
                 raise ValueError(f"unknown key {key!r:.60}, {hint}")
         return values
 
@@ -30,7 +30,7 @@ def one_line(error: ValidationError) -> str:
         problem = error.errors()[0]
         keys += map(str, problem["loc"])
         error = problem.get("ctx", {}).get("error")
-        if not isinstance(error, ValidationError):  # else: the problem of a mapping nested in this one
+        if not isinstance(error, ValidationError):  # otherwise the problem is in a nested mapping
             break
     value = problem["input"]
     shown = "" if isinstance(value, (dict, BaseModel)) else f"{value!r:.80}: "

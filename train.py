@@ -12,18 +12,19 @@ def parse_arguments() -> Namespace:
     parser = ArgumentParser(description="Train one model from a YAML config.")
     parser.add_argument("config", metavar="CONFIG.yaml")
     parser.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="take precedence over the file")
-    existing = parser.add_mutually_exclusive_group()
-    existing.add_argument("--resume", action="store_true", help="continue the run from its last checkpoint")
-    existing.add_argument("--overwrite", action="store_true", help="replace the run that the folder holds")
+    taken = parser.add_mutually_exclusive_group()
+    taken.add_argument("--resume", action="store_true", help="continue the run from its newest checkpoint")
+    taken.add_argument("--overwrite", action="store_true", help="replace the run in the folder")
     return parser.parse_intermixed_args()
 
 
 def main() -> None:
     with input_errors_end_the_program():
         args = parse_arguments()
-        # Only now, as this takes seconds: --help and a wrong command line are answered at once.
+        # Here because these take seconds: --help and a wrong command line are answered at once.
         from configs import load_config
-        from training.loop import sample, train
+        from sampling import sample
+        from training.loop import train
 
         config = load_config(args.config, args.overrides)
         row = train(config, args.resume, args.overwrite)
@@ -33,7 +34,7 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.stdout.reconfigure(encoding="utf-8")
-        print(sample(config), flush=True)
+        print(sample(config.folder), flush=True)
         print(f'\nMore: python {shlex.join(["generate.py", str(config.folder)])} --prompt "…"', file=sys.stderr)
 
 

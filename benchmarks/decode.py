@@ -1,11 +1,11 @@
-"""Sampling beside `transformers`: python benchmarks/decode.py [RUN_FOLDER]
+"""Sampling compared with `transformers`: python benchmarks/decode.py [RUN_FOLDER]
 
-The same random weights on both sides, greedy, 64 tokens of prompt and 256 new ones, the prefill counted on both. Every
-side is a process of its own, in the environment as it is, in turn; medians. Ours is generate.py with its --stats;
-`transformers` runs generate() in float32, eager, once to warm up and once for the time. The read limit is what the
-memory's measured speed allows if each new token reads every weight once. Then prompt processing against the matrix
-rate, and 8 samples of one prompt against one. With a run folder instead what bfloat16 costs a trained model: bits per
-byte of the first tokens of its validation text, fed one by one through the cache, so that all of them are decoded.
+The same random weights on both sides, greedy, 64 tokens of prompt and 256 new ones, prefill included on both. Every side
+is a process of its own, in the environment as it is, in turn; medians. Ours is generate.py with --stats; `transformers`
+runs generate() in float32, eager, once to warm up and once for the time. The read limit is what the memory's measured
+speed allows if each new token reads every weight once. Then the prompt's speed against the matrix rate, and 8 samples of
+one prompt against one. With a run folder it instead measures what bfloat16 costs a trained model: bits per byte of the
+first tokens of its validation text, fed one by one through the cache, so that all of them are decoded.
 """
 
 import json
@@ -26,7 +26,7 @@ SHAPES = {  # hidden_size, layers, heads, intermediate_size, vocabulary, rounds
 
 
 def write_model(name: str, folder: Path) -> int:
-    """A checkpoint of random weights that knows no end of text; returns how many weights it has."""
+    """Writes a checkpoint of random weights without an end-of-text token; returns the number of weights."""
     from data.config import TokenizerConfig
     from data.tokenizer import tokenizer_files, train_tokenizer
     from model.checkpoint import save_checkpoint
@@ -58,7 +58,7 @@ def generate_theirs(folder: str) -> float:
 
 
 def generate_ours(folder: str, *more: str, prompt: int = PROMPT, new: int = NEW) -> tuple[float, float]:
-    """Seconds of the prefill, and tokens/s of it and what follows together, as generate.py says."""
+    """Seconds of the prefill, and tokens/s including it, as generate.py reports them."""
     command = [sys.executable, ROOT / "generate.py", folder, "--prompt", "a" * prompt, "--max-new-tokens", str(new)]
     command += ["--temperature", "0", "--stats", *more]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -68,7 +68,7 @@ def generate_ours(folder: str, *more: str, prompt: int = PROMPT, new: int = NEW)
 
 
 def speeds(name: str, folder: str) -> tuple[list[dict], str]:
-    """The table of a shape, and a line about its prompts."""
+    """The table for a shape, and a line about its prompts."""
     weights, rounds = write_model(name, Path(folder)), SHAPES[name][-1]
     eight = ("--num-samples", str(SAMPLES))
     found = in_turn(

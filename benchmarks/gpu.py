@@ -1,9 +1,9 @@
-"""Everything that is worth measuring on a GPU, in some minutes: python benchmarks/gpu.py
+"""Everything worth measuring on a GPU, in a few minutes: python benchmarks/gpu.py
 
-Training at 124M parameters with the product's own step: bf16 autocast, fused AdamW or Muon, eager and compiled. Model
-FLOPs utilization is against the matrix rate measured on the same card: 6 operations for each weight of a matrix and
-token, and 12 · layers · width · context / 2 for causal attention. Then sampling, one text and eight. Without a GPU
-the same runs at a tiny shape, to show that the script works; its figures mean nothing then.
+Training at 124M parameters with the product's own step: bfloat16 autocast, fused AdamW or Muon, eager and compiled. Model
+FLOPs utilization is relative to the matrix rate measured on the same card: 6 operations per weight of a matrix and token,
+and 12 · layers · width · context / 2 for causal attention. Then sampling, one text and eight. Without a GPU it runs at a
+tiny shape, only to show that the script works.
 """
 
 import platform
@@ -18,7 +18,9 @@ from model.config import ModelConfig
 from model.device import pick_device
 from model.generation import generate
 from model.transformer import Transformer
-from training.optimizer import build_optimizer, compile_where_possible, optimizer_step
+from training.machine import compile_where_possible
+from training.optimizer import build_optimizer
+from training.step import optimizer_step
 
 DEVICE = pick_device()
 if DEVICE.type == "cpu":
@@ -30,13 +32,13 @@ else:
 
 
 def wait() -> None:
-    """Until the device has done what it was given."""
+    """Waits until the device has finished."""
     if DEVICE.type != "cpu":
         getattr(torch, DEVICE.type).synchronize()
 
 
 def median(call, rounds: int) -> float:
-    """Median seconds of a call after three to warm up."""
+    """Median seconds of a call, after three to warm up."""
     for _ in range(3):
         call()
     wait()

@@ -1,7 +1,7 @@
 """How much memory a large corpus takes while it is prepared: python benchmarks/prepare_memory.py [GIGABYTES [KIND]]
 
-Writes one text file of that size (2 GB), prepares it with a tokenizer of that kind (bpe), and prints the largest
-resident size of the process, which has to stay below 1 GB. Needs twice the size on the disk of the temporary folder.
+Writes one text file of that size (default 2 GB), prepares it with a tokenizer of that kind (default bpe), and prints the
+largest resident size of the process, which must stay below 1 GB. Needs twice that size in the temporary folder.
 """
 
 import random

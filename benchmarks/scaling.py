@@ -1,8 +1,8 @@
 """How time and memory grow with the context, the vocabulary and the cache: python benchmarks/scaling.py
 
-Training: one step of forward, backward and optimizer over a batch of as many tokens in each row; evaluation: one pass
-over as many. Each row is a process of its own, so that its largest resident size, torch included, is its own; beside
-it is what float32 logits alone would take. Decode: one new token after a filled cache, the median of all rounds.
+Training: one step of forward, backward and optimizer; evaluation: one pass over the same number of tokens, equal within a
+table. Each row runs in its own process, so that its largest resident size, torch included, is its own; next to it stands
+what float32 logits alone would take. Decode: one new token after a filled cache, median of all rounds.
 """
 
 import copy
@@ -16,7 +16,7 @@ from side_by_side import seconds
 
 from model.threads import share_the_cores
 
-share_the_cores()  # in every process, as the programs do
+share_the_cores()  # in every process, like the programs
 
 import torch
 
@@ -25,13 +25,14 @@ from model.cache import Cache
 from model.config import ModelConfig
 from model.transformer import Transformer
 from training.evaluation import evaluate
-from training.optimizer import build_optimizer, optimizer_step
+from training.optimizer import build_optimizer
+from training.step import optimizer_step
 
 SHAPE = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6}
 SCHEMES = ("rope", "none", "alibi")
 CONTEXTS = [128 * 2**n for n in range(7)]
 VOCABULARIES = [256 * 4**n for n in range(5)] + [131_072]
-# scheme, context, vocabulary, tokens a batch; a bias of 8,192 × 8,192 in every layer does not fit into 24 GB
+# scheme, context, vocabulary, tokens per batch; a bias of 8,192 × 8,192 in every layer does not fit into 24 GB
 BY_CONTEXT = [("rope", context, 4096, 8192) for context in CONTEXTS]
 BY_CONTEXT += [(scheme, context, 4096, 8192) for scheme in SCHEMES[1:] for context in CONTEXTS[:5:2]]
 BY_VOCABULARY = [("rope", 256, vocabulary, 2048) for vocabulary in VOCABULARIES]
@@ -72,7 +73,7 @@ def decode_rows() -> list[str]:
             if cache.length in CONTEXTS:
                 caches[scheme, cache.length] = copy.deepcopy(cache)
     times = {key: [] for key in caches}
-    for _ in range(DECODE_ROUNDS):  # interleaved, so that whatever else runs slows all of them
+    for _ in range(DECODE_ROUNDS):  # interleaved, so that other load slows all of them alike
         for (scheme, context), cache in caches.items():
             times[scheme, context].append(seconds(models[scheme], ids[:, :1], cache))
             cache.length = context

@@ -1,4 +1,4 @@
-"""What the benchmarks share: sides that take turns, each a process of its own, started as its own users start it."""
+"""What the benchmarks share: sides that take turns, each a process of its own, started as its users start it."""
 
 import json
 import os
@@ -23,9 +23,9 @@ def seconds(call: Callable, *arguments) -> float:
 
 
 def in_turn(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Median of what each side gives; every round asks each once, in turn.
+    """Median result of each side; every round calls each once, in turn.
 
-    A machine's speed drifts by more than the sides differ: only what ran in turn can be compared.
+    A machine's speed drifts by more than the sides differ, so only sides that took turns can be compared.
     """
     given = {name: [] for name in sides}
     for number in range(1, rounds + 1):
@@ -36,21 +36,21 @@ def in_turn(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, flo
 
 
 def side(script: str, *arguments, python: str = sys.executable) -> float:
-    """The number that a script prints last when it is run in a process of its own with these arguments."""
+    """The last number that a script prints when run in its own process with these arguments."""
     command = [python, script, *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
     return float(done.stdout.split()[-1])
 
 
 def letters(folder: str) -> str:
-    """A file of 100,000 random letters, digits, spaces, stops and dashes: with end-of-text 66 tokens of a char tokenizer."""
+    """A file of 100,000 random letters, digits, spaces, dots and dashes: 66 character tokens, with end-of-text."""
     path = Path(folder) / "letters.txt"
     path.write_text("".join(random.Random(0).choices(string.ascii_letters + string.digits + " .-", k=100_000)))
     return str(path)
 
 
 def start_training(folder: str, name: str, settings: list[str], **environment: str) -> subprocess.Popen:
-    """train.py on `letters`, started with settings and environment variables; its name tells it from others."""
+    """Starts train.py on `letters` under that name, with these settings and environment variables."""
     here = [
         f"name={name}",
         f"runs_dir={folder}/runs",
@@ -64,7 +64,7 @@ def start_training(folder: str, name: str, settings: list[str], **environment: s
 
 
 def trained_speed(folder: str, name: str, process: subprocess.Popen) -> float:
-    """Tokens/s of the training that a process did under that name: the median of what it logged, but for the first."""
+    """Tokens/s of the training that a process did under that name: the median of its log, without the first row."""
     if process.wait():
         raise RuntimeError(f"{name} ended with status {process.returncode}")
     lines = (Path(folder) / "runs" / name / "metrics.jsonl").read_text().splitlines()
@@ -73,7 +73,7 @@ def trained_speed(folder: str, name: str, process: subprocess.Popen) -> float:
 
 
 def gemm() -> float:
-    """FLOP/s of products of 2048 × 2048 float32 matrices, the machine's matrix rate."""
+    """The machine's matrix rate: FLOP/s of products of 2048 × 2048 float32 matrices."""
     import torch
 
     a, b = (torch.rand(2048, 2048) for _ in range(2))
@@ -82,7 +82,7 @@ def gemm() -> float:
 
 
 def reading() -> float:
-    """Bytes/s of a sum over 1 GB of float32, far more than any cache holds: the memory's speed."""
+    """The memory's speed: bytes/s of a sum over 1 GB of float32, far more than any cache holds."""
     import torch
 
     numbers = torch.ones(2**28)
@@ -91,7 +91,7 @@ def reading() -> float:
 
 
 def table(rows: list[dict[str, object]]) -> str:
-    """Rows as a Markdown table whose columns are those of the first."""
+    """Rows as a Markdown table, with the columns of the first."""
     lines = [list(rows[0]), ["---"] + ["---:"] * (len(rows[0]) - 1), *([str(v) for v in row.values()] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -1,7 +1,7 @@
 """What happens before the first step: python benchmarks/startup.py
 
 Whole processes, median of five: --help of the three programs; a config with a mistake; and train.py on the built-in
-corpus with the tokens cached, from the command to the end of the first step, which its first metrics row marks.
+corpus with cached tokens, from the command to the end of the first step, which the first metrics row marks.
 """
 
 import subprocess

@@ -1,8 +1,8 @@
 """How threads should wait, in three worlds: python benchmarks/threads.py
 
-train.py at 0.8M parameters on a quiet machine, beside one other busy program, and two of it at once, under what the
-environment can say to OpenMP; each a process of its own, in turn; medians of tokens/s, of two trainings their sum.
-`compare.py --jobs` gives each training its share of the processors, as OMP_NUM_THREADS does here.
+train.py at 0.8M parameters on a quiet machine, next to another busy program, and twice at once, with each setting that the
+environment can give OpenMP. Every run is its own process, in turn; medians of tokens/s, of two trainings their sum.
+`compare.py --jobs` gives each training its share of the cores, as OMP_NUM_THREADS does here.
 """
 
 import os
@@ -25,18 +25,18 @@ SETUP = ["model.max_position_embeddings=64", "train.batch_size=12", "train.steps
 
 
 def quiet(folder: str, environment: dict[str, str], count: int = 1) -> float:
-    """Tokens/s of as many trainings at once."""
+    """Tokens/s of `count` trainings at once."""
     names = [f"speed{number}" for number in range(count)]
     processes = [start_training(folder, name, SETUP, **environment) for name in names]
     return sum(trained_speed(folder, name, process) for name, process in zip(names, processes))
 
 
-def beside_a_neighbour(folder: str, environment: dict[str, str]) -> float:
-    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+def next_to_a_busy_program(folder: str, environment: dict[str, str]) -> float:
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         return quiet(folder, environment)
     finally:
-        neighbour.kill()
+        busy.kill()
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
         quiet(folder, {})  # tokenizes
         worlds = {
             "quiet": quiet,
-            "beside a busy program": beside_a_neighbour,
+            "next to a busy program": next_to_a_busy_program,
             "two trainings": lambda *at: quiet(*at, 2),
         }
         sides = {

@@ -1,11 +1,11 @@
-"""Training throughput beside that of peers: python benchmarks/throughput.py [PYTHON_WITH_LITGPT]
+"""Training throughput compared with peers: python benchmarks/throughput.py [PYTHON_WITH_LITGPT]
 
-Llama of the same shape in each library and the same fused AdamW. Every side is a process of its own, in the environment
-as it is: ours is train.py, whose own figure is taken; a peer's is a loop that its users would write, with batches drawn
-beforehand, over which the time is taken after the first steps. Sides run in turn; medians of tokens/s. The matrix rate
-is that of float32 products in a process between them; the share of it counts 6 operations a step for each weight of a
-matrix and token, and 12 · layers · width · context for attention, halved for what the causal mask leaves out.
-litgpt needs an environment of its own, whose python is the argument; without it that side is left out.
+A Llama of the same shape in each library, with the same fused AdamW. Every side is a process of its own, in the
+environment as it is: ours is train.py, which logs its own speed; a peer's is the loop its users would write, with batches
+drawn beforehand, timed after the first steps. Sides take turns; medians of tokens/s. The matrix rate is that of float32
+products, measured between them; the share of it counts 6 operations per step for each weight of a matrix and token, and
+12 · layers · width · context for attention, halved because of the causal mask.
+litgpt needs an environment of its own, whose python is the argument; without it that side is omitted.
 """
 
 import statistics

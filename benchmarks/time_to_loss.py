@@ -1,10 +1,10 @@
 """Time to a loss on tiny Shakespeare, side by side: python benchmarks/time_to_loss.py TEXT_FILE
 
-Trains configs/shakespeare_char.yaml, and as its peer a GPT-2 of `transformers` of the same size by the well-known
-recipe for CPUs (nanoGPT's: 2,000 steps of 12 × 64 characters, AdamW at 1e-3, cosine to 1e-4, 100 steps of warm-up,
-betas 0.9 and 0.99, weight decay 0.1, gradients clipped to 1, no dropout), without the recipe's evaluations on the way.
-Each side is a process of its own with three fresh seeds, in turn; the time is that of the whole process, from the
-command to its end. Both losses are of every character of the last tenth, in windows of 64.
+Trains configs/shakespeare_char.yaml and, as its peer, a GPT-2 of `transformers` of the same size by nanoGPT's well-known
+recipe for CPUs (2,000 steps of 12 × 64 characters, AdamW at 1e-3, cosine to 1e-4, 100 warm-up steps, betas 0.9 and 0.99,
+weight decay 0.1, gradients clipped to 1, no dropout), without the recipe's intermediate evaluations. Each side is a
+process of its own with three new seeds, in turn; its time runs from the command to the end of the process. Both losses
+are over every character of the last tenth, in windows of 64.
 """
 
 import json
@@ -22,7 +22,7 @@ CONTEXT, STEPS, BATCH = 64, 2000, 12
 
 
 def ours(text: str, seed: int, folder: str) -> dict:
-    """Parameters and loss of a run of train.py."""
+    """Loss and tokens of a run of train.py."""
     command = [sys.executable, ROOT / "train.py", ROOT / "configs" / "shakespeare_char.yaml", f"data.source={text}"]
     command += [f"seed={seed}", f"runs_dir={folder}", f"data.cache_dir={folder}/cache-{seed}", f"name=run-{seed}"]
     subprocess.run(command, check=True, capture_output=True)
@@ -31,7 +31,7 @@ def ours(text: str, seed: int, folder: str) -> dict:
 
 
 def peer(text: str, seed: int, folder: str) -> dict:
-    """The same of the recipe, in a process of its own."""
+    """The same for the recipe, in its own process."""
     done = subprocess.run([sys.executable, __file__, text, str(seed)], check=True, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -1,8 +1,8 @@
 """How fast text becomes tokens: python benchmarks/tokenizing.py [SOURCE]
 
-SOURCE is a text file or anything else that data.source takes (python_docs). Prints, for every kind of tokenizer, the
-MB/s of UTF-8 at which it encodes the source's documents once trained, beside tokenizers' own encode_batch_fast on
-pieces of 10 kB, the two taking turns; and the seconds to train it and to open the corpus when it is in the cache.
+SOURCE is a text file or anything else that data.source accepts; default python_docs. Prints for every kind of tokenizer
+how many MB/s of UTF-8 it encodes once trained, next to the library's own encode_batch_fast on pieces of 10 kB, the two
+taking turns; and the seconds to train it and to open the corpus from the cache.
 """
 
 import statistics

@@ -8,23 +8,23 @@ from base import InputError
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """The device of that name; auto takes a GPU where there is one. InputError where there is no such device."""
+    """The device of that name; auto takes a GPU if there is one. InputError: not available."""
     present = [gpu for gpu in ("cuda", "mps") if getattr(torch, gpu).is_available()] + ["cpu"]
     if name not in ("auto", *present):
-        raise InputError(f"train.device: {name!r} is not here, there is {', '.join(present)}")
+        raise InputError(f"train.device: {name!r} is not available; available: {', '.join(present)}")
     return torch.device(present[0] if name == "auto" else name)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch raised this because a device has no more memory; only CUDA has a class for it."""
+    """Whether torch raised this because a device ran out of memory; only CUDA has a class for it."""
     text = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text
 
 
 def autocast(dtype: str, device: torch.device):
-    """The context for forward passes in float32, bfloat16 or auto: bfloat16 on a GPU that has it.
+    """The context for forward passes in float32 or bfloat16; auto is bfloat16 on a GPU that supports it.
 
-    Only GPUs: without AVX512-BF16 or AMX a CPU multiplies bfloat16 matrices a hundred times slower than float32.
+    Not on CPUs: without AVX512-BF16 or AMX they multiply bfloat16 matrices a hundred times slower than float32.
     """
     has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     if dtype == "bfloat16" or (dtype == "auto" and has_bfloat16):
@@ -39,5 +39,5 @@ def without_autocast(device: torch.device):
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on the device; to a GPU from pinned memory, so that the copy runs while the program goes on."""
+    """A copy on the device; to a GPU from pinned memory, so that the program need not wait for it."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

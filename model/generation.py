@@ -1,4 +1,4 @@
-"""Sampling: from logits to probabilities, to a token, to a text."""
+"""Sampling: from logits to probabilities to tokens."""
 
 import copy
 import random
@@ -11,16 +11,16 @@ from base import InputError
 from model.cache import Cache
 from model.transformer import Transformer
 
-MAX_SCORES = 2**24  # of queries with keys, per head, while a prompt is read: bounds the memory, however long it is
+MAX_SCORES = 2**24  # attention scores per head in one part of a prompt; bounds memory for prompts of any length
 
 
 def probabilities(logits: Tensor, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
     """(…, V) probabilities of logits (…, V) after temperature, then top-k (Fan et al. 2018), then top-p.
 
-    top_p keeps the smallest set of the likeliest tokens that reaches that probability (Holtzman et al. 2020).
+    top_p keeps the fewest tokens, the likeliest first, that reach that probability (Holtzman et al. 2020).
     """
-    # Float32, for Apple's GPUs have no more, where a temperature below 1e-45 is 0. The best logit is taken off first:
-    # it stays 0 however small the temperature, and the others become -inf at worst.
+    # In float32, since Apple GPUs lack float64; there a temperature below 1e-45 is 0. The largest logit is subtracted
+    # first: it stays 0 however small the temperature, and the others become -inf at worst.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)).float() / max(temperature, 1e-30)
     if top_k is not None and top_k < scaled.shape[-1]:
         best = scaled.topk(top_k, dim=-1)
@@ -42,11 +42,11 @@ def sample_token(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Tensor:
-    """(B,) token ids, each drawn for itself from logits (B, V), with a generator a row.
+    """(B,) token ids, each drawn independently from logits (B, V), with one generator per row.
 
-    Temperature 0 takes the likeliest. Else it is the first to arrive, each after an exponential time with its
-    probability as the rate: unlike a place among cumulative sums, this depends on the last bits of the logits only
-    where two arrive together.
+    Temperature 0 takes the likeliest. Otherwise each token gets an exponential waiting time whose rate is its
+    probability, and the first one wins: unlike inverting cumulative sums, this depends on the last bits of the logits
+    only when two times nearly coincide.
     """
     if temperature == 0:
         return logits.argmax(dim=-1)
@@ -58,14 +58,14 @@ def sample_token(
 
 
 def prefill(model: Transformer, input_ids: Tensor, cache: Cache) -> Tensor:
-    """(1, V) logits of what follows the prompt (T,), which is read in parts that fit into bounded memory."""
+    """(1, V) logits of the token after the prompt (T,), which is read in parts to bound memory."""
     for part in input_ids.split(max(1, MAX_SCORES // len(input_ids))):
         logits = model(part[None], cache, logits_to_keep=1)[:, -1]
     return logits
 
 
 def decoder(model: Transformer, dtype: torch.dtype | None) -> Transformer:
-    """The model with weights in dtype: itself, or a copy, which reads half the memory for a token in bfloat16."""
+    """The model with weights in dtype: itself, or a copy. In bfloat16 a token reads half the memory."""
     return model if dtype in (None, model.output_weight.dtype) else copy.deepcopy(model).to(dtype)
 
 
@@ -86,14 +86,14 @@ def generate(
 ) -> Iterator[Tensor]:
     """Yields the (num_samples,) ids of each new position after one prompt (T,); -1 in a row from its stop token on.
 
-    The prompt is read once for all samples; the end comes when all rows have ended, or after max_new_tokens.
-    A row's random numbers depend on the seed and its index alone. So do its tokens, except where two are so close that
-    the last bits of the logits decide, which may change with the number of rows.
-    stop_ids: each of them ends the row that draws it.
-    token_ids: those that may be drawn beside stop_ids, as others only pad the output layer; None: all.
-    dtype: of the weights while tokens are made; None: as they are. On a CPU the prompt is read with the model's own:
-    products of many rows in bfloat16 are slow there, those of one row wait for the memory only.
-    InputError where the model's logits are not finite.
+    The prompt is read once for all samples. Generation ends when all rows have ended, or after max_new_tokens.
+    A row's random numbers depend only on the seed and its index. So do its tokens, unless two are so close that the
+    last bits of the logits decide, which may change with the number of rows.
+    stop_ids: drawing any of them ends the row.
+    token_ids: the ids that may be drawn besides stop_ids, since others may only pad the output layer; None: all.
+    dtype: of the weights while decoding; None: unchanged. On a CPU the prompt is read with the model's own dtype:
+    there products of many rows are slow in bfloat16, while those of one row only wait for memory.
+    InputError: the model's logits are not finite.
     """
     device, vocab_size = input_ids.device, model.config.vocab_size
     seeds = [random.Random(f"{seed} {row}").getrandbits(63) for row in range(num_samples)]
@@ -110,7 +110,7 @@ def generate(
     done = torch.zeros(num_samples, dtype=torch.bool, device=device)
     for made in range(1, max_new_tokens + 1):
         if not torch.isfinite(logits).all():
-            raise InputError("the model's logits are not finite: its weights are damaged, or training went astray")
+            raise InputError("the model's logits are not finite: its weights are damaged, or its training diverged")
         ids = sample_token(logits + barred, generators, temperature, top_k, top_p)
         done |= is_stop[ids]
         yield ids.masked_fill(done, -1)

@@ -1,10 +1,10 @@
-"""How PyTorch's threads wait for each other: spinning while the processors are theirs, sleeping where others want them.
+"""How PyTorch's threads wait for each other: spinning while the cores are free, sleeping while other programs use them.
 
-On two quiet cores a small model trains 1.6 times as fast with threads that spin until the others are done; beside one
-other busy program it trains twice as fast with threads that sleep. OpenMP is told once, when it is loaded, and the
-neighbours come and go. But GNU's OpenMP, which PyTorch's wheels bring, spins for 300,000 rounds only as long as it has no
-more threads than there are processors, and else for 100 (its manual, GOMP_SPINCOUNT). So while others keep the
-processors busy, a thread here holds as many idle OpenMP threads as it takes. No result depends on it.
+On two quiet cores a small model trains 1.6 times as fast with threads that spin until the others are done; next to one
+other busy program it trains twice as fast with threads that sleep. OpenMP reads its settings only once, when loaded,
+while other programs come and go. But GNU OpenMP, which PyTorch's wheels contain, spins for 300,000 rounds only while it
+has no more threads than there are cores, and otherwise for 100 (see GOMP_SPINCOUNT in its manual). So while other
+programs keep the cores busy, a thread here holds as many idle OpenMP threads as that takes. No result depends on it.
 """
 
 import atexit
@@ -15,20 +15,20 @@ import time
 from pathlib import Path
 
 LOOK_SECONDS = 0.25
-BUSY = 0.25  # processors that others use; an idle machine's own housekeeping needs less than half of that
+BUSY = 0.25  # cores that other programs use; an idle system's housekeeping needs less than half of that
 STAT = Path("/proc/stat")
 
 
 def share_the_cores() -> None:
-    """Looks at the processors as long as the program runs, from before torch is imported on.
+    """Watches the cores for as long as the program runs; call it before torch is imported.
 
-    Leaves things as they are where the user has told OpenMP how to wait, and where there is no /proc/stat.
+    Does nothing if the user's environment says how OpenMP waits, or if there is no /proc/stat.
     """
     if STAT.is_file() and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         ended = threading.Event()
         watch = threading.Thread(target=_watch, args=(ended,), daemon=True)
         watch.start()
-        atexit.register(lambda: (ended.set(), watch.join()))  # no call into torch while Python comes down
+        atexit.register(lambda: (ended.set(), watch.join()))  # no call into torch while Python shuts down
 
 
 def _watch(ended: threading.Event) -> None:
@@ -51,18 +51,18 @@ def _watch(ended: threading.Event) -> None:
 
 
 def _usage() -> tuple[float, float]:
-    """The time in s, and the processor time in s that other programs have had on the processors we may use."""
+    """The time in s, and the CPU time in s that other programs have used on the cores available to this one."""
     mine, busy = {f"cpu{number}" for number in os.sched_getaffinity(0)}, 0
     for line in STAT.read_text().splitlines():
         name, *ticks = line.split()
         if name in mine:
-            user, nice, system, _, _, irq, softirq, steal = map(int, ticks[:8])  # all but idle and waiting for a disk
+            user, nice, system, _, _, irq, softirq, steal = map(int, ticks[:8])  # all except idle and iowait
             busy += user + nice + system + irq + softirq + steal
     return time.monotonic(), busy / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 class Crowd:
-    """OpenMP threads that do nothing, `size` with the one that holds them, until they are told to leave."""
+    """Idle OpenMP threads, `size` including the one that holds them, until they are told to leave."""
 
     def __init__(self, size: int):
         self.told, there = threading.Event(), threading.Event()
@@ -73,12 +73,12 @@ class Crowd:
         import torch
 
         threads = torch.get_num_threads()
-        torch.set_num_threads(size)  # of this thread, and of those that will be started later
-        torch.ones(size * 2**16).add_(1)  # large enough to be shared out: this is what starts them
+        torch.set_num_threads(size)  # for this thread, and for threads started later
+        torch.ones(size * 2**16).add_(1)  # large enough to be split among them, which starts them
         torch.set_num_threads(threads)
         there.set()
         self.told.wait()
 
     def leave(self) -> None:
-        """Ends the threads; does not wait for it."""
+        """Ends the threads, without waiting for it."""
         self.told.set()

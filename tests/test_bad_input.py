@@ -11,8 +11,7 @@ import pytest
 import compare
 import generate
 import train
-from tiny import call, config_file, run_config
-from training import loop
+from tiny import call, config_file, trained
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,7 +48,7 @@ def contents(folder):
         ("model.head_dim=5 model.position=learned_theta", "model.head_dim must be even, got 5"),
         ("model.hidden_size=15 model.num_attention_heads=3 model.position=sinusoidal", "even model.hidden_size, got"),
         ("model.position=rotary", "'rotary', known: "),
-        ("model.vocab_size=100", "model.vocab_size: 100 is less than the tokenizer's 257"),
+        ("model.vocab_size=100", "model.vocab_size: expected at least the tokenizer's 257, got 100"),
         ("train.warmup_steps=7", "warmup_steps 7 is above steps 6"),
         ("train.device=mps", "train.device: 'mps'"),
         ("data.source=none.txt", "data.source 'none.txt': no such file"),
@@ -58,7 +57,7 @@ def contents(folder):
         ("data.source=short.txt", "short.txt has 17 tokens for training and 3 for validation; each needs"),
         ("data.source=long.txt data.val_fraction=0.77", "long.txt has 10 tokens for training and 31 for"),
         ("model.max_position_embeddings=400", "3420 tokens for training and 381 for validation; each needs"),
-        ("runs_dir=short.txt", "short.txt: is a file"),
+        ("runs_dir=short.txt", "short.txt: expected a folder for runs_dir and name, got a file"),
         ("name=../other", "name: '../other'"),
         ("--resume", "holds no run to resume"),
     ],
@@ -117,26 +116,24 @@ def test_compare(tmp_path, capsys):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A finished run with a char tokenizer."""
-    config = run_config(tmp_path_factory.mktemp("run"), "data.tokenizer.kind=char", "train.steps=2")
-    loop.train(config)
-    return config.folder
+    return trained(tmp_path_factory.mktemp("run"), "data.tokenizer.kind=char", "train.steps=2").folder
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("--temperature=-0.1", "--temperature: '-0.1' is not a number of 0 or more"),
-        ("--temperature=nan", "--temperature: 'nan'"),
-        ("--temperature=inf", "--temperature: 'inf'"),
-        ("--temperature=warm", "--temperature: 'warm'"),
-        ("--top-p=0", "--top-p: '0' is not in (0, 1]"),
-        ("--top-p=1.01", "--top-p: '1.01' is not in (0, 1]"),
-        ("--top-p=nan", "--top-p: 'nan'"),
-        ("--top-k=0", "--top-k: '0' is not a whole number of 1 or more"),
-        ("--top-k=2.5", "--top-k: '2.5'"),
-        ("--max-new-tokens=0", "--max-new-tokens: '0'"),
-        ("--num-samples=0", "--num-samples: '0'"),
-        ("--seed=-1", "--seed: '-1' is not a whole number of 0 or more"),
+        ("--temperature=-0.1", "--temperature: expected a number of 0 or more, got '-0.1'"),
+        ("--temperature=nan", "--temperature: expected a number of 0 or more, got 'nan'"),
+        ("--temperature=inf", "--temperature: expected a number of 0 or more, got 'inf'"),
+        ("--temperature=warm", "--temperature: expected a number of 0 or more, got 'warm'"),
+        ("--top-p=0", "--top-p: expected a number in (0, 1], got '0'"),
+        ("--top-p=1.01", "--top-p: expected a number in (0, 1], got '1.01'"),
+        ("--top-p=nan", "--top-p: expected a number in (0, 1], got 'nan'"),
+        ("--top-k=0", "--top-k: expected a whole number of 1 or more, got '0'"),
+        ("--top-k=2.5", "--top-k: expected a whole number of 1 or more, got '2.5'"),
+        ("--max-new-tokens=0", "--max-new-tokens: expected a whole number of 1 or more, got '0'"),
+        ("--num-samples=0", "--num-samples: expected a whole number of 1 or more, got '0'"),
+        ("--seed=-1", "--seed: expected a whole number of 0 or more, below 2^63, got '-1'"),
         (f"--seed={2**64}", "--seed"),
         ("--promt=x", "--promt=x"),
         ("--prompt=the\u00e9", r"no token for '\xe9'"),

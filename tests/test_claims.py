@@ -22,6 +22,7 @@ from model.config import ModelConfig
 from model.position import POSITIONS, T5, Alibi, build_position, ladder, phases
 from model.transformer import Transformer
 from rotary_forms import rotation_matrix, to_half, to_interleaved
+from tiny import draw
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = runpy.run_path(str(ROOT / "docs" / "figures.py"))  # the functions that the pictures are drawn from
@@ -47,10 +48,6 @@ def attention(position="rope", kind=SoftmaxAttention, dtype=torch.float64, **sha
     for seed, weight in enumerate(layer.parameters()):
         weight.copy_(draw(*weight.shape, seed=seed) / weight.shape[-1] ** 0.5)
     return layer
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def tokens(*shape, seed=0):

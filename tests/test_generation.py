@@ -1,3 +1,5 @@
+"""From logits to a token, from a prompt to tokens, and from tokens to text that is printed as they come."""
+
 import math
 import random
 from itertools import product
@@ -52,14 +54,11 @@ def test_temperature_zero_and_nearly_zero_take_the_likeliest():
 
 @pytest.mark.parametrize("top_k, kept", [(1, [0.4, 0, 0, 0]), (3, [0.4, 0.3, 0, 0.2]), (4, None), (99, None)])
 def test_top_k_keeps_the_k_likeliest_and_may_exceed_the_vocabulary(top_k, kept):
+    """And k of equal ones, where a threshold instead of a rank keeps all that are tied at the k-th place."""
     probs = torch.tensor([0.4, 0.3, 0.1, 0.2])
     kept = torch.tensor(kept or probs.tolist())
     torch.testing.assert_close(probabilities(probs.log(), 1.0, top_k, None), kept / kept.sum())
-
-
-def test_top_k_keeps_k_of_equal_ones():
-    """A threshold instead of a rank keeps all that are tied at the k-th place."""
-    assert (probabilities(torch.zeros(2, 6), 1.0, 3, None) > 0).sum(-1).tolist() == [3, 3]
+    assert (probabilities(torch.zeros(2, 6), 1.0, top_k, None) > 0).sum(-1).tolist() == 2 * [min(top_k, 6)]
 
 
 @pytest.mark.parametrize("top_p, kept", [(0.01, 1), (0.5, 1), (0.51, 2), (0.75, 2), (0.76, 3), (0.9, 4), (1.0, 4)])
@@ -87,7 +86,7 @@ def test_frequencies_of_draws_are_the_probabilities():
 
 
 def test_sampling_needs_no_float64():
-    """Apple's GPUs have none: a model that trains there must sample there."""
+    """Apple GPUs lack it: a model that trains there must sample there."""
     assert probabilities(torch.zeros(2, 3), 0.8, 2, 0.9).dtype == torch.float32
 
 
@@ -121,9 +120,10 @@ def test_each_sample_draws_its_own_first_token(tiny_model, tokens):
 
 
 def test_one_seed_gives_one_text_and_leaves_the_global_random_state(tiny_model, tokens):
+    """Of max_new_tokens, where nothing ends it."""
     model, prompt, before = tiny_model(), tokens(4), torch.get_rng_state()
     a, b, other = (rows(generate(model, prompt, 10, num_samples=3, seed=seed)) for seed in (1, 1, 2))
-    assert torch.equal(a, b) and not torch.equal(a, other)
+    assert torch.equal(a, b) and not torch.equal(a, other) and a.shape == (3, 10)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -142,10 +142,8 @@ def test_a_sample_is_the_same_among_any_number(tiny_model, tokens):
 def test_no_two_samples_of_neighbouring_seeds_are_alike(tiny_model, tokens):
     """As with seed + row, where the second sample of one seed is the first of the next."""
     model, prompt = tiny_model(initializer_range=0.02), tokens(4)
-    texts = [
-        tuple(row) for seed in range(12) for row in rows(generate(model, prompt, 8, num_samples=12, seed=seed)).tolist()
-    ]
-    assert len(set(texts)) == 144
+    made = [rows(generate(model, prompt, 8, num_samples=12, seed=seed)).tolist() for seed in range(12)]
+    assert len({tuple(row) for texts in made for row in texts}) == 144
 
 
 def that_prefers(model, *favourites):
@@ -172,10 +170,6 @@ def test_generation_goes_on_until_the_last_row_has_ended(tiny_model, tokens):
     model = that_prefers(tiny_model(), 5, [5, 0, 5], [9, 9, 5], [5, 5, 9], 5)
     made = rows(generate(model, tokens(3), 5, num_samples=3, stop_ids=(0, 9)))
     assert made.tolist() == [[5, 5, -1, -1], [5, -1, -1, -1], [5, 5, 5, -1]]
-
-
-def test_max_new_tokens_are_made_without_an_end(tiny_model, tokens):
-    assert rows(generate(tiny_model(), tokens(3), 6, num_samples=2)).shape == (2, 6)
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0])
@@ -209,15 +203,15 @@ def byte_tokenizer():
     return train_tokenizer(TokenizerConfig(kind="byte"), [])
 
 
-def test_streamed_text_has_no_half_characters(byte_tokenizer, capsys):
-    ids = byte_tokenizer.encode(" é€😀 z").ids
-    pieces = printed(byte_tokenizer, byte_tokenizer.encode("a").ids, ids, capsys)
-    assert pieces == [" ", "", "é", "", "", "€", "", "", "", "😀", " ", "z", "\n"]
-
-
-def test_the_stream_ends_without_an_unfinished_character(byte_tokenizer, capsys):
-    ids = list("né".encode())[:-1]
-    assert printed(byte_tokenizer, [97], ids, capsys) == ["n", "", "\n"]
+@pytest.mark.parametrize(
+    "text, pieces",
+    [
+        (" é€😀 z".encode(), [" ", "", "é", "", "", "€", "", "", "", "😀", " ", "z", "\n"]),
+        ("né".encode()[:-1], ["n", "", "\n"]),  # at the end an unfinished one is left out
+    ],
+)
+def test_streamed_text_has_no_half_characters(byte_tokenizer, capsys, text, pieces):
+    assert printed(byte_tokenizer, [97], text, capsys) == pieces
 
 
 def test_only_the_unfinished_character_is_held_back(capsys):
@@ -304,7 +298,7 @@ def test_streamed_text_keeps_the_space_of_its_first_word(prompt, capsys):
 # Weights in half precision
 
 
-def test_on_a_cpu_the_prompt_is_read_in_float32_and_tokens_are_made_in_bfloat16(scheme, tiny_model, tokens):
+def test_a_cpu_reads_the_prompt_in_float32_and_decodes_in_bfloat16(scheme, tiny_model, tokens):
     """A prompt in bfloat16 takes a hundred times as long; the model that was given stays as it is."""
     model, passes = tiny_model(scheme, torch.float32), []
     before = {name: value.clone() for name, value in model.state_dict().items()}

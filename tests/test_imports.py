@@ -84,7 +84,7 @@ def test_what_all_may_import_imports_nothing_of_ours():
 
 def test_a_program_is_imported_by_none_and_sees_what_it_needs():
     assert not tops(*FILES) & {"train", "generate", "compare"}
-    assert not tops(ROOT / "train.py") & {"sampling", "comparison"}
+    assert "comparison" not in tops(ROOT / "train.py")
     assert tops(ROOT / "generate.py") & OURS == {"base", "model", "sampling"}
     assert tops(ROOT / "sampling.py") & OURS == {"base", "data", "model"}
     assert "sampling" not in tops(ROOT / "compare.py")

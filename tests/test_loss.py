@@ -1,3 +1,5 @@
+"""The loss and its gradient in parts are those of all logits, which are never there at once."""
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,21 +10,18 @@ from configs import TrainConfig
 from training import evaluation, loss
 from training.evaluation import evaluate
 from training.loss import summed_loss, token_losses
-from training.optimizer import build_optimizer, optimizer_step
+from training.optimizer import build_optimizer
+from training.step import optimizer_step
 
 VOCAB, T = 48, 9
-PARTS = {
-    "a token passes the bound": VOCAB - 1,
-    "a last part of fewer": 5 * VOCAB,
-    "equal parts": 6 * VOCAB,
-    "all at once": 99 * VOCAB,
-}
 
 
-@pytest.fixture(params=PARTS)
+@pytest.fixture(
+    params=[VOCAB - 1, 5 * VOCAB, 6 * VOCAB, 99 * VOCAB], ids=["too small", "uneven", "even", "all at once"]
+)
 def parts(request, monkeypatch):
     """How the 2 · 9 tokens of a batch meet the bound on logits."""
-    monkeypatch.setattr(loss, "LOGITS", PARTS[request.param])
+    monkeypatch.setattr(loss, "LOGITS", request.param)
 
 
 @pytest.fixture
@@ -134,17 +133,13 @@ def test_a_training_step_never_holds_all_logits(large_vocabulary, tokens):
     assert sizes.largest == 4 * 64 * 1024, "what this test sees where they are there"
 
 
-@pytest.mark.parametrize(
-    "measure",
-    [
-        lambda *given: evaluate(*given, 64),
-        lambda *given: loss_by_context(*given, 64, (1, 2)),
-        lambda *given: loss_by_position(*given, 64, 2),
-    ],
-)
-def test_no_evaluation_holds_all_logits(measure, large_vocabulary, tokens, monkeypatch):
+MEASURES = [(evaluate, 64), (loss_by_context, 64, (1, 2)), (loss_by_position, 64, 2)]
+
+
+@pytest.mark.parametrize("measure, arguments", [(measure, arguments) for measure, *arguments in MEASURES])
+def test_no_evaluation_holds_all_logits(measure, arguments, large_vocabulary, tokens, monkeypatch):
     monkeypatch.setattr(evaluation, "EVAL_TOKENS", 256)
     stream = tokens(600).numpy()
     with Sizes() as sizes:
-        measure(large_vocabulary, stream)
+        measure(large_vocabulary, stream, *arguments)
     assert sizes.largest == BOUND

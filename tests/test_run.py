@@ -1,3 +1,5 @@
+"""A run's folder: what may be started, resumed or overwritten there, its rows and its checkpoints."""
+
 import json
 from types import SimpleNamespace
 
@@ -6,7 +8,7 @@ import pytest
 from base import InputError
 from configs import load_config
 from model.position import Rope
-from tiny import run_config
+from tiny import names, run_config
 from training.run import RunFolder
 
 CORPUS = SimpleNamespace(source="text.txt", hash="abc", train=[0] * 7, val=[0] * 3, train_bytes=70, val_bytes=30)
@@ -30,22 +32,18 @@ def test_config_yaml_loads_as_the_config_of_the_run(tmp_path, scheme):
     assert load_config(config.folder / "config.yaml") == config
 
 
-def test_looking_at_a_folder_writes_nothing(tmp_path):
+def test_a_run_is_neither_overwritten_nor_resumed_unasked(tmp_path):
+    """Nor is anything written by looking at its folder."""
     config = run_config(tmp_path)
     RunFolder(config)
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_run_is_neither_overwritten_nor_resumed_unasked(started):
-    with pytest.raises(InputError, match="--resume.*--overwrite.*name="):
-        RunFolder(started)
-    RunFolder(started, resume=True)
-    RunFolder(started, overwrite=True)
-
-
-def test_nothing_to_resume(tmp_path):
     with pytest.raises(InputError, match="runs/tiny: holds no run to resume"):
-        RunFolder(run_config(tmp_path), resume=True)
+        RunFolder(config, resume=True)
+    assert not (tmp_path / "runs").exists()
+    begin(RunFolder(config))
+    with pytest.raises(InputError, match="--resume.*--overwrite.*name="):
+        RunFolder(config)
+    RunFolder(config, resume=True)
+    RunFolder(config, overwrite=True)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -56,7 +54,7 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, overwrite):
     (config.folder / "thesis.tex").touch()
     with pytest.raises(InputError, match="not a run"):
         RunFolder(config, overwrite=overwrite)
-    assert [path.name for path in config.folder.iterdir()] == ["thesis.tex"]
+    assert names(config.folder) == ["thesis.tex"]
 
 
 def test_overwriting_leaves_nothing_of_the_old_run(started):
@@ -71,9 +69,8 @@ def test_overwriting_leaves_nothing_of_the_old_run(started):
 def test_a_file_in_the_place_of_a_folder_is_named(tmp_path, override):
     (tmp_path / "file").touch()
     overrides = [part.format(file=tmp_path / "file", folder=tmp_path) for part in override.split()]
-    config = run_config(tmp_path, *overrides)
-    with pytest.raises(InputError, match="file"):
-        begin(RunFolder(config))
+    with pytest.raises(InputError, match="file: expected a folder"):
+        begin(RunFolder(run_config(tmp_path, *overrides)))
 
 
 ROPE_KEYS = [f"model.position.{key}" for key in Rope.Options.model_fields if key != "scaling"]  # null, as if missing
@@ -98,12 +95,17 @@ def test_another_experiment_is_told_by_its_keys(tmp_path, started, override, key
         run.check_same_experiment(CORPUS)
 
 
+OTHERWISE = {
+    "data": dict(cache_dir="x", source="moved.txt", text_column="body"),
+    "train": dict(log_every=3, eval_every=3, checkpoint_every=3, keep_checkpoints=3, max_skipped_steps=1, device="auto",
+                  compile="true", micro_batch_size=1, threads=5),
+    "wandb": dict(mode="offline", tags="[a]"),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "override",
-    ["data.cache_dir=x", "train.log_every=3", "train.eval_every=3", "train.checkpoint_every=3", "train.compile=true",
-     "data.source=moved.txt", "data.text_column=body", "train.micro_batch_size=1", "train.keep_checkpoints=3", "train.max_skipped_steps=1",
-     "wandb.mode=offline", "wandb.tags=[a]", "train.device=auto"],
-)  # fmt: skip
+    "override", [f"{part}.{key}={value}" for part, keys in OTHERWISE.items() for key, value in keys.items()]
+)
 def test_how_a_run_is_watched_may_change(tmp_path, started, override):
     RunFolder(run_config(tmp_path, override), resume=True).check_same_experiment(CORPUS)
 
@@ -122,13 +124,10 @@ def test_a_row_that_a_crash_cut_off_is_forgotten(started):
     with run.metrics_file.open("a") as file:
         file.write('{"step": 4, "tra')
     assert [row["step"] for row in run.metrics()] == [1, 2, 3]
-    run.forget_after(2)
+    run.drop_rows_after(2)
     run.log({"step": 3, "train_loss": 1 / 3})
-    lines = run.metrics_file.read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line) for line in lines][1:] == [
-        {"step": 2, "train_loss": 0.1},
-        {"step": 3, "train_loss": 1 / 3},
-    ]
+    lines = map(json.loads, run.metrics_file.read_text(encoding="utf-8").splitlines())
+    assert [(row["step"], row["train_loss"]) for row in lines] == [(1, 0.1), (2, 0.1), (3, 1 / 3)]
 
 
 def test_the_newest_checkpoint_is_found_by_number_and_only_if_complete(started):
@@ -140,4 +139,4 @@ def test_the_newest_checkpoint_is_found_by_number_and_only_if_complete(started):
     (run.checkpoint(2_000_000).parent / ".step_2000000.partial").mkdir()
     assert run.newest_checkpoint() == run.checkpoint(1_000_000)
     run.prune()
-    assert [path.name for path in run.checkpoint(1).parent.iterdir()] == ["step_1000000"]
+    assert names(run.checkpoint(1).parent) == ["step_1000000"]

@@ -20,23 +20,22 @@ import train as program
 from base import InputError
 from data.corpus import load_corpus
 from model.checkpoint import complete_checkpoints, load_checkpoint, load_trainer
-from tiny import Stopped, before_step, call, config_file, rows, run_config, weights
+from tiny import (
+    Stopped,
+    assert_same_bits,
+    before_step,
+    call,
+    config_file,
+    contents,
+    names,
+    rows,
+    run_config,
+    trained,
+    whole_and_other,
+)
 from training import evaluation
 from training.loop import Trainer, train
 from training.run import RunFolder
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
-def assert_same_bits(one, two):
-    assert rows(one) == rows(two)
-    assert weights(one) == weights(two)
-    states = [load_trainer(max(complete_checkpoints(run).items())[1])["optimizer"]["state"] for run in (one, two)]
-    for key, moments in states[0].items():
-        assert all(torch.equal(value, states[1][key][name]) for name, value in moments.items())
-
 
 # Signals
 
@@ -51,16 +50,15 @@ def signals_in_step(step, *numbers):
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, capsys, number, status, step):
     """And the line that it ends with makes the run go on, to the same bits."""
     arguments = ["train.eval_every=2", "train.log_every=3"]
-    whole, stopped = (run_config(tmp_path, f"name={name}", *arguments).folder for name in ("whole", "stopped"))
-    assert call(program, config_file(tmp_path), *arguments, "name=whole") == 0
+    whole, stopped = whole_and_other(tmp_path, *arguments)
     before = signal.getsignal(number)
     with signals_in_step(step, number):
-        assert call(program, config_file(tmp_path), *arguments, "name=stopped") == status
+        assert call(program, config_file(tmp_path), *arguments, "name=other") == status
     assert signal.getsignal(number) == before
-    assert names(stopped / "checkpoints") == [f"step_00000{step}"]
+    assert names(stopped.folder / "checkpoints") == [f"step_00000{step}"]
     last = capsys.readouterr().err.splitlines()[-1]
-    file = shlex.quote(str(stopped / "config.yaml"))
-    assert last == f"stopped after step {step} of 6; to go on: python train.py {file} --resume"
+    file = shlex.quote(str(stopped.folder / "config.yaml"))
+    assert last == f"stopped after step {step} of 6; to continue: python train.py {file} --resume"
     assert call(program, *shlex.split(last.split("train.py ")[1])) == 0
     assert_same_bits(stopped, whole)
 
@@ -100,58 +98,50 @@ def in_evaluation(step, action):
             action()
         return one_pass(*given)
 
-    def evaluate(trainer, signals):
+    def evaluate(trainer):
         with mock.patch.object(evaluation, "token_losses", token_losses if trainer.step == step else one_pass):
-            whole(trainer, signals)
+            whole(trainer)
 
     with mock.patch.object(Trainer, "evaluate", evaluate):
         yield passes
 
 
 @pytest.mark.parametrize(("every", "step"), EVALUATIONS)
-def test_a_signal_during_an_evaluation_ends_it_with_a_checkpoint_and_it_is_done_later(
-    tmp_path, small_passes, capsys, every, step
-):
-    """A scheduler's grace is a minute or less, and an evaluation may take longer."""
-    whole, stopped = (run_config(tmp_path, f"name={name}", *every).folder for name in ("whole", "stopped"))
-    assert call(program, config_file(tmp_path), *every, "name=whole") == 0
+def test_a_signal_during_an_evaluation_ends_it_and_it_is_done_later(tmp_path, small_passes, capsys, every, step):
+    """With a checkpoint. A scheduler's grace is a minute or less, and an evaluation may take longer."""
+    whole, stopped = whole_and_other(tmp_path, *every)
     with in_evaluation(step, lambda: os.kill(os.getpid(), signal.SIGTERM)) as passes:
-        assert call(program, config_file(tmp_path), *every, "name=stopped") == 143
+        assert call(program, config_file(tmp_path), *every, "name=other") == 143
     assert len(passes) == 2
-    assert f"step_00000{step}" in names(stopped / "checkpoints")
-    assert not RunFolder(run_config(tmp_path, "name=stopped", *every), resume=True).is_finished()
+    assert f"step_00000{step}" in names(stopped.folder / "checkpoints")
+    assert not RunFolder(stopped, resume=True).is_finished()
     again = shlex.split(capsys.readouterr().err.splitlines()[-1].split("train.py ")[1])
     with in_evaluation(step, lambda: os.kill(os.getpid(), signal.SIGTERM)):
         assert call(program, *again) == 143, "while what was missing is done"
     assert call(program, *again) == 0
     assert_same_bits(stopped, whole)
-    assert names(stopped / "checkpoints") == names(whole / "checkpoints")
+    assert names(stopped.folder / "checkpoints") == names(whole.folder / "checkpoints")
 
 
 @pytest.mark.parametrize(("every", "step"), EVALUATIONS[1:])
 def test_a_run_killed_during_an_evaluation_is_evaluated_when_it_goes_on(tmp_path, small_passes, every, step):
     """Its steps are done and saved, its rows are not all there; nor is it finished."""
-    whole, killed = (run_config(tmp_path, f"name={name}", *every) for name in ("whole", "killed"))
-    train(whole)
-
-    def kill():
-        raise Stopped
-
-    with pytest.raises(Stopped), in_evaluation(step, kill):
+    whole, killed = whole_and_other(tmp_path, *every)
+    with pytest.raises(Stopped), in_evaluation(step, mock.Mock(side_effect=Stopped)):
         train(killed)
     run = RunFolder(killed, resume=True)
     assert run.newest_checkpoint() == run.checkpoint(step) and not run.is_finished()
     train(killed, resume=True)
-    assert_same_bits(killed.folder, whole.folder)
+    assert_same_bits(killed, whole)
     assert names(killed.folder / "checkpoints") == names(whole.folder / "checkpoints") and run.is_finished()
 
 
 def test_a_run_outside_the_main_thread_trains_without_signals(tmp_path):
     result = []
-    thread = threading.Thread(target=lambda: result.append(train(run_config(tmp_path))))
+    thread = threading.Thread(target=lambda: result.append(trained(tmp_path)))
     thread.start()
     thread.join()
-    assert result[0]["step"] == 6
+    assert rows(result[0].folder)[-1]["step"] == 6
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -215,10 +205,10 @@ def test_a_run_folder_has_one_process_at_a_time_unless_that_one_is_dead(tmp_path
     train(config)
     with RunFolder(config, resume=True).locked():
         for how in ({"resume": True}, {"overwrite": True}):
-            before = {path: path.read_bytes() for path in config.folder.rglob("*") if path.is_file()}
+            before = contents(config.folder)
             with pytest.raises(InputError, match="another process"):
                 train(config, **how)
-            assert {path: path.read_bytes() for path in config.folder.rglob("*") if path.is_file()} == before
+            assert contents(config.folder) == before
     train(config, overwrite=True)
 
 
@@ -267,7 +257,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bits(tmp_path, proces
             process.kill()
             process.join()
         if process.exitcode == 0:
-            assert_same_bits(config.folder, whole.folder)
+            assert_same_bits(config, whole)
             assert names(config.folder / "checkpoints") == names(whole.folder / "checkpoints")
             finished += 1
             config = run_config(tmp_path, f"name=killed{finished}", *every)
@@ -294,43 +284,40 @@ def files_of_at_most(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize(("part", "missing"), [("weights", "model.safetensors"), ("trainer", "trainer.pt")])
-def test_a_disk_that_fills_up_during_a_checkpoint_leaves_the_one_before(tmp_path, capsys, part, missing):
+@pytest.mark.parametrize("missing", ["model.safetensors", "trainer.pt"])
+def test_a_disk_that_fills_up_during_a_checkpoint_leaves_the_one_before(tmp_path, capsys, missing):
     every = ["train.checkpoint_every=2"]
-    whole, full = (run_config(tmp_path, f"name={name}", *every) for name in ("whole", "full"))
-    train(whole)
+    whole, full = whole_and_other(tmp_path, *every)
     sizes = {path.name: path.stat().st_size for path in (whole.folder / "checkpoints" / "step_000006").iterdir()}
     smaller = max(size for name, size in sizes.items() if size < sizes[missing])
     with signals_in_step(3, signal.SIGTERM), pytest.raises(SystemExit):
         train(full)
     capsys.readouterr()
     with files_of_at_most((smaller + sizes[missing]) // 2):
-        assert call(program, config_file(tmp_path), *every, "name=full", "--resume") == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    place = full.folder / "checkpoints" / "step_000004"
-    assert len(lines) == 1 and lines[0].startswith(f"error: {place}: cannot be written: ")
-    assert "File too large" in lines[0]
+        assert call(program, config_file(tmp_path), *every, "name=other", "--resume") == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert line.startswith(f"error: {full.folder / 'checkpoints' / 'step_000004'}: cannot be written: ")
+    assert "File too large" in line
     assert names(full.folder / "checkpoints") == ["step_000003"]
     load_checkpoint(full.folder / "checkpoints" / "step_000003")
     train(full, resume=True)
-    assert_same_bits(full.folder, whole.folder)
+    assert_same_bits(full, whole)
 
 
-def test_a_disk_that_is_full_for_metrics_is_one_line_and_the_run_goes_on_later(tmp_path, capsys, monkeypatch):
-    whole, full = (run_config(tmp_path, f"name={name}", "train.checkpoint_every=3") for name in ("whole", "full"))
-    train(whole)
+def test_a_disk_full_for_metrics_is_one_line_and_the_run_goes_on_later(tmp_path):
+    whole, full = whole_and_other(tmp_path, "train.checkpoint_every=3")
     log = RunFolder.log
 
     def log_on_a_full_disk(run, row):
         with files_of_at_most(run.metrics_file.stat().st_size + 20 if row["step"] == 5 else resource.RLIM_INFINITY):
             log(run, row)
 
-    with monkeypatch.context() as patch, pytest.raises(InputError, match="metrics.jsonl: cannot be written: File"):
-        patch.setattr(RunFolder, "log", log_on_a_full_disk)
+    refusal = pytest.raises(InputError, match="metrics.jsonl: cannot be written: File")
+    with mock.patch.object(RunFolder, "log", log_on_a_full_disk), refusal:
         train(full)
     assert not (full.folder / "metrics.jsonl").read_text().endswith("\n"), "half a row"
     train(full, resume=True)
-    assert_same_bits(full.folder, whole.folder)
+    assert_same_bits(full, whole)
 
 
 def test_a_disk_that_is_full_for_the_tokens_is_one_line_and_leaves_nothing(tmp_path, capsys):

@@ -15,7 +15,7 @@ LINUX = pytest.mark.skipif(not threads.STAT.is_file(), reason="needs /proc/stat"
 
 
 @LINUX
-def test_the_use_of_others_is_that_of_the_processors_we_may_use_without_our_own(tmp_path, monkeypatch):
+def test_the_use_of_others_is_that_of_our_processors_without_our_own(tmp_path, monkeypatch):
     ticks = os.sysconf("SC_CLK_TCK")
     # columns: user nice system idle iowait irq softirq steal guest guest_nice; guests are in user already
     stat = "cpu 9 9 9 9 9 9 9 9 9 9\ncpu0 100 20 30 4000 500 6 7 8 90 10\ncpu1 1 0 0 0 0 0 0 0 0 0\ncpu10 7 7 7 7 7 7 7 7 7 7\n"

@@ -1,11 +1,11 @@
-"""Configs and a corpus small enough to train within a test, and the programs called in this process."""
+"""Configs and a corpus small enough to train within a test; programs called in this process; kills at a step."""
 
 import json
 import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -14,7 +14,9 @@ import torch
 import yaml
 
 from configs import Config, load_config
-from training.loop import Trainer
+from model.checkpoint import find_checkpoint, load_trainer
+from training import step
+from training.loop import Trainer, train
 
 torch.set_num_threads(1)  # models this small only wait for a second one
 
@@ -55,6 +57,11 @@ def run_config(folder: Path, *overrides: str) -> Config:
     return load_config(config_file(folder), list(overrides))
 
 
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Normal numbers of a shape; the seed tells two of them apart."""
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
 def replace_path(file: Path, old: Path, new: Path) -> None:
     """In a YAML file, which may have broken a long path with spaces into lines; writes JSON, which is YAML."""
     text = json.dumps(yaml.safe_load(file.read_text(encoding="utf-8")), ensure_ascii=False)
@@ -79,17 +86,32 @@ class Stopped(Exception):
 
 
 @contextmanager
-def before_step(number: int, action: Callable[[Trainer], None]) -> Iterator[None]:
-    """While it is entered, action(trainer) is called before that step of every run."""
+def around_step(number: int, surround: Callable[[Trainer], AbstractContextManager]) -> Iterator[None]:
+    """Inside it, that step of every run is taken within surround(trainer)."""
     real = Trainer.take_step
 
     def take_step(trainer):
-        if trainer.step == number:
-            action(trainer)
-        return real(trainer)
+        with surround(trainer) if trainer.step == number else ExitStack():
+            return real(trainer)
 
     with mock.patch.object(Trainer, "take_step", take_step):
         yield
+
+
+def before_step(number: int, action: Callable[[Trainer], None]) -> AbstractContextManager:
+    """Inside it, action(trainer) is called before that step of every run."""
+
+    def surround(trainer):
+        action(trainer)
+        return ExitStack()
+
+    return around_step(number, surround)
+
+
+def with_loss(number: int, change: Callable) -> AbstractContextManager:
+    """Inside it, that step of every run has the loss change(real, model, input_ids, targets)."""
+    real = step.summed_loss
+    return around_step(number, lambda _: mock.patch.object(step, "summed_loss", lambda *given: change(real, *given)))
 
 
 @contextmanager
@@ -103,6 +125,24 @@ def killed_before_step(number: int) -> Iterator[None]:
         yield
 
 
+def trained(folder: Path, *overrides: str) -> Config:
+    """`run_config`, after its training."""
+    config = run_config(folder, *overrides)
+    train(config)
+    return config
+
+
+def train_until(number: int, config: Config, **how) -> None:
+    """Trains it, to a kill before this step."""
+    with killed_before_step(number):
+        train(config, **how)
+
+
+def whole_and_other(folder: Path, *overrides: str) -> tuple[Config, Config]:
+    """Two equal runs: one that is trained, and one to be treated worse and compared with it."""
+    return trained(folder, "name=whole", *overrides), run_config(folder, "name=other", *overrides)
+
+
 def rows(run: Path) -> list[dict]:
     """What metrics.jsonl holds, without the one figure that no two runs share."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -111,4 +151,29 @@ def rows(run: Path) -> list[dict]:
 
 def weights(run: Path) -> bytes:
     """The newest checkpoint's weights file."""
-    return sorted(run.glob("checkpoints/step_*/model.safetensors"))[-1].read_bytes()
+    return (find_checkpoint(run) / "model.safetensors").read_bytes()
+
+
+def trainer_state(run: Path) -> dict:
+    """What the newest checkpoint keeps for a resumed training."""
+    return load_trainer(find_checkpoint(run))
+
+
+def names(folder: Path) -> list[str]:
+    """What a folder holds, sorted."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Every file below a folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def assert_same_bits(one: Config, two: Config) -> None:
+    """Of metrics, the newest checkpoint's model and tokenizer, and all that a resumed training takes from it."""
+    assert rows(one.folder) == rows(two.folder)
+    files = [{path.name: data for path, data in contents(find_checkpoint(run.folder)).items()} for run in (one, two)]
+    for each in files:
+        del each["trainer.pt"], each["SHA256SUMS"]  # compared below: a pickle of the same values may differ
+    assert files[0] == files[1]
+    torch.testing.assert_close(trainer_state(one.folder), trainer_state(two.folder), rtol=0, atol=0)

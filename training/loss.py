@@ -6,27 +6,27 @@ from torch import Tensor
 
 from model.transformer import Transformer
 
-LOGITS = 2**24  # that are there at once, 64 MB; a batch of 8,192 tokens has 60 times as many from 131,072 token ids
+LOGITS = 2**24  # at most at once, 64 MB; 8,192 tokens with a vocabulary of 131,072 have 64 times as many
 
 
 def summed_loss(model: Transformer, input_ids: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy in nats, summed over the B·T tokens of input_ids and targets (B, T). For one backward pass."""
+    """Cross-entropy in nats, summed over all B·T targets, from input_ids and targets (B, T); for one backward pass."""
     return _SummedNats.apply(model.hidden_states(input_ids).flatten(0, 1), model.output_weight, targets.flatten())
 
 
 @torch.no_grad()
 def token_losses(model: Transformer, input_ids: Tensor, targets: Tensor) -> Tensor:
-    """Nats (B, n) of targets (B, n), which follow the last n of input_ids (B, T)."""
+    """Cross-entropy in nats (B, n) of each of targets (B, n), the successors of the last n of input_ids (B, T)."""
     hidden = model.hidden_states(input_ids)[:, -targets.shape[1] :].flatten(0, 1)
     parts = _log_probs(hidden, model.output_weight, targets.flatten())
     return torch.cat([F.nll_loss(log_probs, each, reduction="none") for _, log_probs, each in parts]).view_as(targets)
 
 
 class _SummedNats(torch.autograd.Function):
-    """Computes the gradient with the loss, while the logits of a part are there: that costs no second pass over them.
+    """Computes the gradient along with the loss, which saves a second pass over the logits of each part.
 
-    F.linear_cross_entropy does so too, but multiplies in float32 under autocast, adds up on a GPU in an order that
-    changes, and takes three times as long with a large vocabulary and few tokens.
+    F.linear_cross_entropy does the same, but multiplies in float32 under autocast, sums in a varying order on a GPU,
+    and takes three times as long for a large vocabulary and few tokens.
     """
 
     @staticmethod
@@ -37,18 +37,18 @@ class _SummedNats(torch.autograd.Function):
             of_logits = log_probs.exp_()
             of_logits[torch.arange(len(each), device=each.device), each] -= 1
             of_hidden.append(of_logits @ weight)
-            of_weight += of_logits.T @ part  # not addmm_, which autocast leaves in float32
+            of_weight += of_logits.T @ part  # not addmm_, which stays float32 under autocast
         ctx.save_for_backward(torch.cat(of_hidden).to(hidden.dtype), of_weight)
         return torch.stack(losses).sum()
 
     @staticmethod
     def backward(ctx, upstream: Tensor) -> tuple:
-        # In place, as the weight's may be hundreds of megabytes; autograd refuses a second pass over what changed.
+        # In place, as the weight's gradient may be hundreds of megabytes; autograd then refuses a second pass.
         return *(gradient.mul_(upstream) for gradient in ctx.saved_tensors), None
 
 
 def _log_probs(hidden: Tensor, weight: Tensor, targets: Tensor):
-    """Goes over hidden (N, hidden_size) in parts: each part, its log-probabilities (n, vocab_size), its targets."""
+    """Splits hidden (N, hidden_size); yields each part, its log-probabilities (n, vocab_size) and its targets."""
     rows = max(1, LOGITS // len(weight))
     for part, each in zip(hidden.split(rows), targets.split(rows)):
         logits = F.linear(part, weight)

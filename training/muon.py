@@ -1,12 +1,12 @@
-"""Muon: matrices move along their momentum made orthogonal."""
+"""Muon: matrices move along their orthogonalized momentum."""
 
 import math
 
 import torch
 from torch import Tensor
 
-# One (a, b, c) per iteration of X ← aX + b(XXᵀ)X + c(XXᵀ)²X: the best for singular values that may be as small as
-# 1e-3 (Amsel et al. 2025, "The Polar Express", algorithm 1).
+# One (a, b, c) per iteration of X ← aX + b(XXᵀ)X + c(XXᵀ)²X, optimal for singular values down to 1e-3
+# (Amsel et al. 2025, "The Polar Express", algorithm 1).
 COEFFICIENTS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -17,7 +17,7 @@ COEFFICIENTS = (
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """(n, rows, columns) UVᵀ of each U S Vᵀ of (n, rows, columns), approximately, by matrix products alone."""
+    """Approximates UVᵀ of each matrix U S Vᵀ by matrix products alone; (n, rows, columns) in and out."""
     transposed = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if transposed else matrices
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.01 + 1e-7)  # no singular value above 1
@@ -28,10 +28,10 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.AdamW):
-    """Muon (Jordan et al. 2024) for the groups that have a `momentum`, which hold matrices; AdamW for the others.
+    """Muon (Jordan et al. 2024) for the groups of matrices that have a `momentum`; AdamW for the others.
 
     A matrix moves by lr · 0.2 √max(rows, columns) · UVᵀ, whose root mean square is about that of AdamW's steps
-    (Liu et al. 2025, section 2.2): one learning rate and weight decay serve both.
+    (Liu et al. 2025, section 2.2), so one learning rate and weight decay serve both.
     """
 
     @torch.no_grad()
@@ -39,16 +39,16 @@ class Muon(torch.optim.AdamW):
         for group in self.param_groups:
             if "momentum" in group:
                 self._step_matrices(group)
-        super().step()  # passes over the matrices, which have no gradient any more
+        super().step()  # skips the matrices, whose gradients are now None
 
     def __setstate__(self, state: dict) -> None:
-        torch.optim.Optimizer.__setstate__(self, state)  # AdamW's, for files of old, wants each parameter's step count
+        torch.optim.Optimizer.__setstate__(self, state)  # AdamW's expects a step count of every parameter
 
     def _step_matrices(self, group: dict) -> None:
         by_shape: dict[torch.Size, list[Tensor]] = {}
         for matrix in group["params"]:
             by_shape.setdefault(matrix.shape, []).append(matrix)
-        for matrices in by_shape.values():  # many small products at once cost less than one after the other
+        for matrices in by_shape.values():  # batched, since many small products in turn cost more
             directions = []
             for matrix in matrices:
                 state = self.state[matrix]
@@ -56,7 +56,7 @@ class Muon(torch.optim.AdamW):
                     state["momentum"] = torch.zeros_like(matrix)
                 average = state["momentum"]
                 average.lerp_(matrix.grad, 1 - group["momentum"])
-                directions.append(matrix.grad.lerp(average, group["momentum"]))  # Nesterov's
+                directions.append(matrix.grad.lerp(average, group["momentum"]))  # Nesterov
             directions = orthogonalize(torch.stack(directions))
             step = group["lr"] * 0.2 * math.sqrt(max(matrices[0].shape))
             for matrix, direction in zip(matrices, directions):

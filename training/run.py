@@ -16,12 +16,11 @@ from data.tokenizer import load_tokenizer, tokenizer_files
 from model.checkpoint import complete_checkpoints, read_json
 from training.versions import versions
 
-# How and where a run is made and watched, not what is trained.
+# Keys for how and where a run is made and watched, not for what is trained.
 RUNTIME_KEYS = ("name", "runs_dir", "data.cache_dir", "train.device", "train.compile", "train.log_every", "wandb.")
 RUNTIME_KEYS += ("train.eval_every", "train.checkpoint_every", "train.keep_checkpoints", "train.max_skipped_steps")
-RUNTIME_KEYS += ("train.threads",)  # how many there are, depends on the machine
-RUNTIME_KEYS += ("train.micro_batch_size",)  # what memory allows: the batch of a step stays the same
-# where the text lies; that it is the same, with the same split, its hash says
+RUNTIME_KEYS += ("train.threads", "train.micro_batch_size")  # what the machine offers; the batch stays the same
+# where the text is; the corpus hash tells whether text and split are the same
 RUNTIME_KEYS += ("data.source", "data.subset", "data.split", "data.text_column", "data.errors")
 
 
@@ -29,15 +28,15 @@ class RunFolder:
     """runs/<name>/ with config.yaml, corpus.json, metrics.jsonl and checkpoints/."""
 
     def __init__(self, config: Config, resume: bool = False, overwrite: bool = False):
-        """Changes nothing yet. InputError where the folder holds a run and neither flag is given, or the reverse."""
+        """Writes nothing. InputError if resume and overwrite do not suit what the folder holds."""
         self.config, self.path, self.resume, self.overwrite = config, config.folder, resume, overwrite
         self.metrics_file = self.path / "metrics.jsonl"
-        self._check()
+        self._check_place()
 
-    def _check(self) -> None:
+    def _check_place(self) -> None:
         for place in (self.path, *self.path.parents):
             if place.exists() and not place.is_dir():
-                raise InputError(f"{place}: is a file, runs_dir and name need a folder there")
+                raise InputError(f"{place}: expected a folder for runs_dir and name, got a file")
         holds_run = self.exists(self.config)
         if self.resume and not holds_run:
             raise InputError(f"{self.path}: holds no run to resume")
@@ -46,10 +45,10 @@ class RunFolder:
                 f"{self.path}: already holds a run; --resume continues it, --overwrite replaces it, "
                 "name=… starts another"
             )
-        begun = {".lock", "corpus.json", "metrics.jsonl", "versions.json"}  # left by a kill at the very start
-        begun |= {f".{name}.partial" for name in ("corpus.json", "versions.json", "config.yaml")}
-        if not holds_run and self.path.exists() and {file.name for file in self.path.iterdir()} - begun:
-            raise InputError(f"{self.path}: holds files that are not a run, and is left as it is")
+        early = {".lock", "corpus.json", "metrics.jsonl", "versions.json"}  # all that a kill at the start can leave
+        early |= {f".{name}.partial" for name in ("corpus.json", "versions.json", "config.yaml")}
+        if not holds_run and self.path.exists() and {file.name for file in self.path.iterdir()} - early:
+            raise InputError(f"{self.path}: holds files that are not a run; choose another name or runs_dir")
 
     @staticmethod
     def exists(config: Config) -> bool:
@@ -58,11 +57,11 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps the folder, made if need be, from other processes. InputError while another that lives has it."""
+        """Creates the folder if needed and locks it. InputError while another live process holds the lock."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"runs_dir: {self.path} cannot be made: {error.strerror}") from None
+            raise InputError(f"runs_dir: {self.path} cannot be created: {error.strerror}") from None
         with writing(self.path):
             file = (self.path / ".lock").open("a")
         with file:
@@ -72,12 +71,12 @@ class RunFolder:
                 raise InputError(f"{self.path}: another process is training there") from None
             except OSError:  # a file system without locks
                 pass
-            self._check()  # again: that other process may have come and gone
+            self._check_place()  # again: another process may have come and gone
             yield
 
     def start(self, corpus: Corpus) -> None:
-        """Fills the folder of a new run, in place of an old one."""
-        # config.yaml last, since it is what marks the folder as a run
+        """Fills the folder for a new run, after removing an old one."""
+        # config.yaml last, since it marks the folder as a run
         for old in sorted(self.path.iterdir(), key=lambda path: path.name == "config.yaml"):
             if old.is_dir():
                 shutil.rmtree(old)
@@ -88,18 +87,13 @@ class RunFolder:
         self.describe(corpus, 0)
 
     def describe(self, corpus: Corpus, step: int) -> None:
-        """Writes what a run is made of: that of a new one, or of one that goes on after a step.
+        """Writes what the run is made of, when it starts (step 0) or continues after a step.
 
-        config.yaml may have more steps than before. versions.json has an entry for each step that others begin after.
+        config.yaml may have more steps than before. versions.json has an entry for each step after which they change.
         """
-        described = {
-            "source": corpus.source,
-            "hash": corpus.hash,
-            "train_tokens": len(corpus.train),
-            "val_tokens": len(corpus.val),
-            "train_bytes": corpus.train_bytes,
-            "val_bytes": corpus.val_bytes,
-        }
+        described = {"source": corpus.source, "hash": corpus.hash}
+        described |= {"train_tokens": len(corpus.train), "val_tokens": len(corpus.val)}
+        described |= {"train_bytes": corpus.train_bytes, "val_bytes": corpus.val_bytes}
         replace_text(self.path / "corpus.json", json.dumps(described, indent=2))
         file = self.path / "versions.json"
         known = read_json(file) if file.exists() else {}
@@ -109,31 +103,31 @@ class RunFolder:
         replace_text(self.path / "config.yaml", text)
 
     def differing_keys(self) -> list[str]:
-        """Dotted keys in which the config differs from that of the run in the folder, but for RUNTIME_KEYS."""
+        """Dotted keys in which the config differs from that of the run in the folder, except RUNTIME_KEYS."""
         old, new = (flat(c.model_dump(mode="json")) for c in (load_config(self.path / "config.yaml"), self.config))
         if new["model.vocab_size"] is None:  # not yet filled in
             new["model.vocab_size"] = old["model.vocab_size"]
         return [key for key in old | new if old.get(key) != new.get(key) and not key.startswith(RUNTIME_KEYS)]
 
     def check_same_experiment(self, corpus: Corpus) -> None:
-        """InputError naming the keys, or the text or tokenizer, that make this another experiment than the folder's.
+        """InputError naming the keys, the text or the tokenizer in which this experiment differs from the folder's.
 
-        More steps are allowed: the schedule then stretches over what is left.
+        More steps are allowed: the schedule then stretches over the rest.
         """
         if differing := [key for key in self.differing_keys() if key != "train.steps"]:
             raise InputError(f"{self.path}: cannot resume with another {', '.join(differing)}")
         if self.corpus()["hash"] != corpus.hash:
-            raise InputError(f"{self.path}: the text of data.source has changed since the run was started")
+            raise InputError(f"{self.path}: the text of data.source has changed since the run started")
         checkpoint = self.newest_checkpoint()
-        # read and written by the same version of the library, two of the same tokenizer are the same text
+        # written by one version of the library, equal tokenizers are equal text
         if checkpoint and tokenizer_files(load_tokenizer(checkpoint)) != tokenizer_files(corpus.tokenizer):
             raise InputError(
-                f"{checkpoint / 'tokenizer.json'}: is not the tokenizer that comes of data.source now; the run goes on "
-                "with the data.cache_dir, or else the version of tokenizers, that it was started with"
+                f"{checkpoint / 'tokenizer.json'}: data.source now gives another tokenizer; resume with the "
+                "data.cache_dir, or else the version of tokenizers, that the run started with"
             )
 
     def corpus(self) -> dict:
-        """The source, hash and sizes of the corpus that the run was started with."""
+        """Source, hash and sizes of the corpus that the run started with."""
         return read_json(self.path / "corpus.json")
 
     def log(self, row: dict) -> None:
@@ -142,41 +136,41 @@ class RunFolder:
             file.write(json.dumps(row) + "\n")
 
     def metrics(self) -> list[dict]:
-        """All complete rows of metrics.jsonl; InputError where they cannot be read."""
+        """All complete rows of metrics.jsonl; InputError if they cannot be read."""
         try:
             lines = self.metrics_file.read_text(encoding="utf-8").split("\n")
-            rows = [json.loads(line) for line in lines[:-1]]  # what follows the last newline was cut off by a crash
+            rows = [json.loads(line) for line in lines[:-1]]  # a crash has cut off what follows the last newline
             if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
                 raise ValueError("a row without its step")
             return rows
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{self.metrics_file}: missing or damaged ({error})") from None
 
-    def forget_after(self, step: int) -> None:
-        """Cuts the rows that a resumed run will write again."""
+    def drop_rows_after(self, step: int) -> None:
+        """Drops the metrics rows that a resumed run will write again."""
         kept = [json.dumps(row) + "\n" for row in self.metrics() if row["step"] <= step]
         replace_text(self.metrics_file, "".join(kept))
 
     def checkpoint(self, step: int) -> Path:
-        """Folder of the checkpoint after a step."""
+        """The folder for the checkpoint after a step."""
         return self.path / "checkpoints" / f"step_{step:06d}"
 
     def newest_checkpoint(self) -> Path | None:
-        """The newest complete checkpoint, if there is one."""
+        """The newest complete checkpoint, if any."""
         complete = complete_checkpoints(self.path)
         return complete[max(complete)] if complete else None
 
     def is_evaluated(self, step: int) -> bool:
-        """Whether the loss of the validation split after a step has been logged."""
+        """Whether the validation loss after a step has been logged."""
         return any(row["step"] == step and "val_loss" in row for row in self.metrics())
 
     def is_finished(self) -> bool:
-        """Whether the run has done all the steps of its config, and the evaluation after them."""
+        """Whether the run has done all steps of its config and the evaluation after them."""
         steps = self.config.train.steps
         return self.newest_checkpoint() == self.checkpoint(steps) and self.is_evaluated(steps)
 
     def divergence(self) -> str | None:
-        """What was no longer finite, and at which step, where that has ended the run."""
+        """What was not finite, and at which step, if that ended the run."""
         for row in self.metrics():
             if "diverged" in row:
                 return row["diverged"]
@@ -185,13 +179,13 @@ class RunFolder:
         return None
 
     def set_aside(self, checkpoint: Path) -> None:
-        """Renames a checkpoint of ruined weights, so that nothing goes on from it; prune removes it."""
+        """Renames a checkpoint of ruined weights, so that nothing uses it; prune removes it."""
         checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.diverged"))
 
     def prune(self) -> None:
-        """Removes all checkpoints but the newest train.keep_checkpoints and the best by validation loss.
+        """Removes all checkpoints except the newest train.keep_checkpoints and the best by validation loss.
 
-        A checkpoint has the loss of the evaluation at its step; without one it is not the best.
+        The loss of a checkpoint is that of the evaluation at its step; without one it cannot be the best.
         """
         complete = complete_checkpoints(self.path)
         kept = set(sorted(complete)[-self.config.train.keep_checkpoints :])
@@ -200,7 +194,7 @@ class RunFolder:
         kept |= {min(losses, key=losses.get)} if losses else set()
         for path in (self.path / "checkpoints").glob("*"):
             if path not in [complete[step] for step in kept]:
-                hidden = path.with_name(f".{path.name}.removed")  # so that a kill leaves no half of a checkpoint
+                hidden = path.with_name(f".{path.name}.removed")  # so that a kill leaves no half-removed one
                 path.rename(hidden)
                 shutil.rmtree(hidden)
 
@@ -210,19 +204,19 @@ def _lock(file) -> None:
         import fcntl
     except ImportError:  # Windows has no such locks
         return
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gone with the process, however it ends
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Writes a file so that a kill leaves the old one or the new one, never half of it."""
-    beside = file.with_name(f".{file.name}.partial")
+    """Writes a file atomically: a kill leaves the old one or the new one."""
+    partial = file.with_name(f".{file.name}.partial")
     with writing(file):
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(file)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(file)
 
 
 def flat(mapping: dict, prefix: str = "") -> dict:
-    """Nested mappings as one with dotted keys."""
+    """Nested mappings as a single one with dotted keys."""
     found = {}
     for key, value in mapping.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

@@ -1,4 +1,4 @@
-"""Ending a run in good order when the system or the user asks for it."""
+"""Stopping a run cleanly when the system or the user asks for it."""
 
 import signal
 import threading
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def signals_received() -> Iterator[list[int]]:
-    """Yields the SIGINT and SIGTERM received so far, so that the step under way can be finished.
+    """Yields a list that collects each SIGINT and SIGTERM received, so that the current step can finish.
 
-    After the first, a SIGINT interrupts at once.
+    After the first signal, a SIGINT interrupts at once.
     """
     received = []
 
@@ -18,7 +18,7 @@ def signals_received() -> Iterator[list[int]]:
         received.append(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    if threading.current_thread() is not threading.main_thread():  # no other may handle signals
+    if threading.current_thread() is not threading.main_thread():  # only that one may handle signals
         yield received
         return
     before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,4 +1,4 @@
-"""Weights & Biases as an option."""
+"""Optional logging to Weights & Biases."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,10 +9,10 @@ from training.run import RunFolder, replace_text
 
 @contextmanager
 def tracking(run: RunFolder, step: int) -> Iterator[Callable[[dict], None]]:
-    """Gives a function that sends a row of metrics to the wandb run that config.wandb asks for, if any.
+    """Yields a function that sends a row of metrics to the wandb run that config.wandb asks for, if any.
 
-    A run that goes on after `step` goes on in its wandb run, whose id the run folder keeps. Never asks for a login and
-    never waits long for a network; what wandb refuses is a warning.
+    A run that continues after `step` continues in its wandb run, whose id the run folder keeps. Never asks for a login,
+    never waits long for a network; if wandb refuses, that is a warning.
     """
     tracked = None if run.config.wandb.mode == "disabled" else _begin(run, step)
     if tracked is None:
@@ -20,7 +20,7 @@ def tracking(run: RunFolder, step: int) -> Iterator[Callable[[dict], None]]:
         return
 
     def track(row):
-        if row["step"] >= tracked.starting_step:  # it has the others, and takes them once
+        if row["step"] >= tracked.starting_step:  # wandb has the earlier ones, and accepts each only once
             tracked.log(_numbers(row), step=row["step"])
 
     failed = 1
@@ -35,25 +35,25 @@ def tracking(run: RunFolder, step: int) -> Iterator[Callable[[dict], None]]:
 
 
 def _begin(run: RunFolder, step: int):
-    """The wandb run, or None where wandb refuses all that could be one."""
-    import wandb  # takes a second, so only where it is switched on
+    """The wandb run, or None if wandb refuses every way to begin it."""
+    import wandb  # optional, and takes a second
 
     config, file = run.config, run.path / "wandb_id"
     modes = ["online", "offline"] if config.wandb.mode == "online" else ["offline"]
-    # without a login wandb.init would open a menu and wait
+    # without a login, wandb.init would open a menu and wait
     if "online" in modes and not wandb.login(prompt=False, verify=False):
         print("warning: no wandb login found; logging offline", file=sys.stderr)
         modes.remove("online")
     ways = [(f"start a run {mode}", {"mode": mode}) for mode in modes]
     if step and file.is_file():
         known = file.read_text(encoding="utf-8")
-        # To before this step, whose rows come once more: the evaluation may have been missing.
+        # To before this step, whose rows are sent again: its evaluation may have been missing.
         rewind = {"resume_from": f"{known}?_step={step - 1}"}
         again = [(f"rewind run {known} {mode}", {"mode": mode, **rewind}) for mode in modes]
         if "online" in modes:  # not every server can rewind
             again.insert(1, (f"add to run {known} online", {"mode": "online", "id": known, "resume": "allow"}))
         ways = [*again, ways[-1]]
-    for (what, how), (then, _) in zip(ways, [*ways[1:], ("go on without", None)]):
+    for (what, how), (then, _) in zip(ways, [*ways[1:], ("continue without it", None)]):
         try:
             tracked = wandb.init(
                 project=config.wandb.project,
@@ -66,8 +66,8 @@ def _begin(run: RunFolder, step: int):
                 **how,
             )
         except (wandb.Error, ValueError) as error:
-            said = " ".join(str(error).split())
-            print(f"warning: wandb could not {what} ({said:.200}); next: {then}", file=sys.stderr)
+            reason = " ".join(str(error).split())
+            print(f"warning: wandb could not {what} ({reason:.200}); next: {then}", file=sys.stderr)
         else:
             replace_text(file, tracked.id)
             return tracked
@@ -75,7 +75,7 @@ def _begin(run: RunFolder, step: int):
 
 
 def _numbers(row: dict) -> dict:
-    """The row with each list, such as a drift for each θ, as numbers of their own: key/0, key/1 …"""
+    """The row with each list, such as one number for each θ, as separate numbers: key/0, key/1 …"""
     found = {}
     for key, value in row.items():
         inner = {f"{key}/{i}": each for i, each in enumerate(value)} if isinstance(value, list) else None

@@ -1,0 +1,54 @@
+"""One step: forward, backward, update."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from configs import TrainConfig
+from model.device import autocast
+from model.transformer import Transformer
+from training.loss import summed_loss
+
+
+class StepResult(NamedTuple):
+    """What a step reports."""
+
+    loss: float  # mean over the whole batch, in nats per token
+    grad_norm: float  # before clipping
+    learning_rate: float
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether loss and gradient are; if not, the step has left the weights as they were."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+def optimizer_step(
+    model: Transformer,
+    optimizer: torch.optim.Optimizer,
+    input_ids: torch.Tensor,
+    targets: torch.Tensor,
+    rate: float,
+    config: TrainConfig,
+) -> StepResult:
+    """Updates the weights once from input_ids and targets (batch_size, T), unless loss or gradient is not finite.
+
+    Micro-batches accumulate sums over tokens, not means, since the last one may be smaller.
+    """
+    loss = torch.zeros((), device=input_ids.device)
+    for part in zip(input_ids.split(config.micro_batch_size), targets.split(config.micro_batch_size)):
+        with autocast(config.dtype, input_ids.device):
+            share = summed_loss(model, *part) / targets.numel()
+        share.backward()
+        loss += share.detach()
+    limit = math.inf if config.grad_clip is None else config.grad_clip
+    norm = nn.utils.clip_grad_norm_(model.parameters(), limit).item()
+    result = StepResult(loss.item(), norm, rate)
+    if result.is_finite:
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group.get("scale", 1.0)
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return result
