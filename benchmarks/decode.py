@@ -112,19 +112,19 @@ def bits_per_byte_decoded(run: Path, dtype, count: int = 4096) -> float:
     from data.corpus import load_corpus
     from model.cache import Cache
     from model.checkpoint import find_checkpoint, load_checkpoint
-    from model.generation import decoder
+    from model.generation import decoding_model
     from training.evaluation import bits_per_byte
 
     corpus = load_corpus(load_config(run / "config.yaml").data)
     model = load_checkpoint(find_checkpoint(run))
-    light, context, nats = decoder(model, dtype), model.config.max_position_embeddings, 0.0
+    decoding, context, nats = decoding_model(model, dtype), model.config.max_position_embeddings, 0.0
     ids = torch.from_numpy(corpus.val[: count + 1].astype("int64"))
     rows, targets = ids[:-1].view(-1, context), ids[1:].view(-1, context)
     with torch.inference_mode():
         for row, target in zip(rows, targets):
             cache = Cache()
             for token, following in zip(row, target):
-                nats -= light(token.view(1, 1), cache)[0, -1].float().log_softmax(-1)[following].item()
+                nats -= decoding(token.view(1, 1), cache)[0, -1].float().log_softmax(-1)[following].item()
     text = corpus.tokenizer.decode(ids[1:].tolist())
     return bits_per_byte(nats, len(text.encode()))
 

@@ -130,13 +130,15 @@ def load_checkpoint(
     stored = read_json(file)
     config, places = read_config(file, stored), _places(files)
     config = _tied_as_stored(config, places)
-    _check_sizes(files[0], config, {name: shape for name, (_, _, shape) in places.items()})
+    layers = len({name.split(".")[1] for name in places if name.startswith("layers.")})
+    if config.num_hidden_layers != layers:
+        raise InputError(f"{files[0]}: expected {config.num_hidden_layers} layers, as in config.json, got {layers}")
     try:
-        model = Transformer(config, seed=None)
-    except (RuntimeError, TypeError, OverflowError):  # a table of positions that no memory holds
-        raise InputError(f"{file}: position {config.position} is too large") from None
+        with torch.device("meta"):  # in no memory, as the sizes may be any
+            wanted = Transformer(config, seed=None).state_dict()
+    except (RuntimeError, TypeError, OverflowError):
+        raise InputError(f"{file}: its sizes are too large for any model") from None
     check_agreement(file, stored, config)
-    wanted = model.state_dict()
     for name, (place, shown, shape) in places.items():
         if name not in wanted:
             raise InputError(f"{place}: holds {shown!r:.80}, which the model in config.json does not have")
@@ -148,6 +150,7 @@ def load_checkpoint(
     for place in (*files, folder / TOKENIZER):
         if place.is_file():
             _check_sum(place)
+    model = Transformer(config, seed=None)
     model.load_state_dict(tensors, assign=True)
     return with_position(model.to(dtype), position_options) if position_options else model.to(dtype)
 
@@ -201,20 +204,6 @@ def _opened(file):
             yield stored
     except (SafetensorError, OSError) as error:
         raise InputError(f"{file}: missing, cut short or damaged ({error})") from error
-
-
-def _check_sizes(file, config, shapes):
-    """Compares config.json with the tensors' own shapes, before a model is built for which no memory suffices."""
-    layers = len({name.split(".")[1] for name in shapes if name.startswith("layers.")})
-    if config.num_hidden_layers != layers:
-        raise InputError(f"{file}: expected {config.num_hidden_layers} layers, as in config.json, got {layers}")
-    heads, groups = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    first = {"self_attn.q_proj": heads, "self_attn.k_proj": groups, "mlp.up_proj": config.intermediate_size}
-    rows = {"embed_tokens": config.vocab_size, **{f"layers.0.{name}": size for name, size in first.items()}}
-    for name, size in rows.items():
-        shape, expected = shapes.get(f"{name}.weight"), [size, config.hidden_size]
-        if shape not in (None, expected):
-            raise InputError(f"{file}: model.{name}.weight: expected shape {expected}, as in config.json, got {shape}")
 
 
 def load_trainer(folder: Path) -> dict:

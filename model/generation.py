@@ -64,7 +64,7 @@ def prefill(model: Transformer, input_ids: Tensor, cache: Cache) -> Tensor:
     return logits
 
 
-def decoder(model: Transformer, dtype: torch.dtype | None) -> Transformer:
+def decoding_model(model: Transformer, dtype: torch.dtype | None) -> Transformer:
     """The model with weights in dtype: itself, or a copy. In bfloat16 a token reads half the memory."""
     return model if dtype in (None, model.output_weight.dtype) else copy.deepcopy(model).to(dtype)
 
@@ -104,8 +104,8 @@ def generate(
     if token_ids is not None:
         barred.fill_(float("-inf"))[list(token_ids)] = 0.0
         barred[is_stop] = 0.0
-    cache, light = Cache(), decoder(model, dtype)
-    logits = prefill(model if device.type == "cpu" else light, input_ids, cache).expand(num_samples, -1)
+    cache, decoding = Cache(), decoding_model(model, dtype)
+    logits = prefill(model if device.type == "cpu" else decoding, input_ids, cache).expand(num_samples, -1)
     cache.repeat(num_samples)
     done = torch.zeros(num_samples, dtype=torch.bool, device=device)
     for made in range(1, max_new_tokens + 1):
@@ -116,4 +116,4 @@ def generate(
         yield ids.masked_fill(done, -1)
         if made == max_new_tokens or done.all():
             return
-        logits = light(ids[:, None], cache)[:, -1]
+        logits = decoding(ids[:, None], cache)[:, -1]

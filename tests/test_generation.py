@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from data.config import TokenizerConfig
 from data.tokenizer import train_tokenizer
 from model.cache import Cache
-from model.generation import decoder, generate, probabilities, sample_token
+from model.generation import decoding_model, generate, probabilities, sample_token
 from sampling import TextStream
 
 
@@ -315,8 +315,8 @@ def test_a_long_text_decoded_in_bfloat16_stays_close_to_float64(attention, tiny_
     """Keys cached in float32 meet queries in bfloat16; sums over hundreds of tokens would lose the next one."""
     model, ids = tiny_model("rope", attention=attention), tokens(1, 600)
     expected = model(ids)[0, 500:]
-    cache, light = Cache(), decoder(model, torch.bfloat16)
+    cache, decoding = Cache(), decoding_model(model, torch.bfloat16)
     for part in ids[:, :500].split(300, dim=1):  # in two parts, after which the cache has room for what follows
         model.float()(part, cache)
-    got = torch.cat([light(token, cache)[0] for token in ids[:, 500:].split(1, dim=1)])
+    got = torch.cat([decoding(token, cache)[0] for token in ids[:, 500:].split(1, dim=1)])
     assert (got - expected).norm() < 0.02 * expected.norm()
