@@ -367,7 +367,7 @@ def test_checkpoints_of_earlier_versions_load(position, model_type, keys, tiny_m
     assert load_checkpoint(tmp_path / "c").config == model.config
 
 
-def test_linear_attention_that_an_earlier_version_called_a_llama_stays_linear(tiny_model, tmp_path):
+def test_linear_attention_once_called_a_llama_stays_linear(tiny_model, tmp_path):
     model = tiny_model(attention="linear", dtype=torch.float32)
     save_checkpoint(tmp_path / "c", model, {})
     edit(tmp_path / "c" / "config.json", model_type="llama", rope_theta=10000.0)

@@ -150,6 +150,12 @@ def test_exactly_one_hook_acts(scheme, tiny_model):
     assert sum(acting) + position.overrides("content_bias") == (scheme != "none")
 
 
+def test_metrics_are_those_that_are_named(scheme, tiny_model):
+    """One without words is in no report."""
+    position = tiny_model(scheme).position
+    assert position.metrics().keys() == position.measured.keys()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_position_parameters_are_float32_or_better(scheme, dtype, tiny_model):
     model = tiny_model(scheme, torch.float32).to(dtype)

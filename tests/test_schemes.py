@@ -268,7 +268,7 @@ def test_theta_drift_is_reported_for_each_frequency():
     assert built.position.metrics() == {"theta_drift": [0.0, 0.25, 0.5, 0.0]}
 
 
-def test_linear_attention_is_the_quadratic_form_with_rotations_in_the_numerator_only():
+def test_linear_attention_rotates_in_the_numerator_only():
     """Su et al. 2021, equation 19, written out in float64 for every head and pair of tokens."""
     built = model({"scheme": "rope", "layout": "interleaved"}, attention="linear", num_key_value_heads=4).double()
     attention = built.layers[0].self_attn

@@ -125,7 +125,7 @@ def test_low_precision_stays_close_to_float32(scheme, precision, tiny_model, tok
     assert (logits - expected).norm() < 0.05 * expected.norm()
 
 
-def test_other_options_on_the_same_weights_are_those_of_a_model_built_with_them(tiny_model, tokens):
+def test_other_options_on_the_same_weights_are_as_if_built_with_them(tiny_model, tokens):
     scaling = {"rope_type": "yarn", "factor": 4.0}
     model, ids = tiny_model("rope", max_position_embeddings=8), tokens(2, 30)
     built = tiny_model({"scheme": "rope", "scaling": scaling}, max_position_embeddings=8)
@@ -135,7 +135,7 @@ def test_other_options_on_the_same_weights_are_those_of_a_model_built_with_them(
     assert (other.config.position.scaling.factor, model.config.position.scaling) == (4.0, None)
 
 
-def test_the_weights_are_shared_and_a_move_of_one_model_does_not_move_the_other(scheme, tiny_model, tokens):
+def test_weights_are_shared_but_a_move_of_one_model_moves_no_other(scheme, tiny_model, tokens):
     model, ids = tiny_model(scheme), tokens(2, 9)
     other = with_position(model, {})
     mine, theirs = dict(model.named_parameters()), dict(other.named_parameters())
