@@ -6,10 +6,7 @@ import torch
 from model.attention import AttentionInputs, SoftmaxAttention, causal_mask, rotate
 from model.cache import Cache
 from model.config import ModelConfig
-
-
-def random(*shape, seed=0):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+from tiny import draw
 
 
 def written_out_rotation(x, phases):
@@ -27,7 +24,7 @@ def written_out_rotation(x, phases):
 def test_rotate_is_the_rotation_written_out(batch, length, heads, per_row, compiling, monkeypatch):
     """In both forms; with as many tokens as heads or rows, where wrong broadcasting goes unnoticed; with one token."""
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
-    x, phases = random(batch, length, heads, 6), 3 * random(batch if per_row else 1, length, 3, seed=1)
+    x, phases = draw(batch, length, heads, 6), 3 * draw(batch if per_row else 1, length, 3, seed=1)
     expected = written_out_rotation(x, phases.expand(batch, -1, -1))
     phases = phases if per_row else phases[0]
     torch.testing.assert_close(rotate(x, phases.cos(), phases.sin()), expected, rtol=0, atol=1e-14)
@@ -36,7 +33,7 @@ def test_rotate_is_the_rotation_written_out(batch, length, heads, per_row, compi
 @pytest.mark.parametrize("compiling", [False, True])
 def test_bfloat16_queries_are_rotated_in_float32_and_rounded_once(compiling, monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
-    x, phases = random(2, 50, 4, 8).bfloat16(), 100 * random(50, 4, seed=1)
+    x, phases = draw(2, 50, 4, 8).bfloat16(), 100 * draw(50, 4, seed=1)
     exact = written_out_rotation(x.double(), phases.expand(2, -1, -1)).bfloat16()
     got = rotate(x, phases.cos().float(), phases.sin().float())
     assert got.dtype == torch.bfloat16
@@ -63,7 +60,7 @@ def attention_of(heads, kv_heads, qk_norm=False):
     attention = SoftmaxAttention(config).double()
     with torch.no_grad():
         for seed, parameter in enumerate(attention.parameters()):
-            parameter.copy_(0.5 * random(*parameter.shape, seed=seed))
+            parameter.copy_(0.5 * draw(*parameter.shape, seed=seed))
     return attention
 
 
@@ -91,9 +88,9 @@ def written_out_attention(attention, x, phases, bias, heads, kv_heads):
 @pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (6, 1)])
 def test_attention_is_the_formula_written_out(heads, kv_heads, qk_norm, with_rotation, with_bias):
     """Scores without 1/√d, a bias scaled with them, values rotated or normed, norms after the rotation."""
-    attention, x = attention_of(heads, kv_heads, qk_norm), random(2, 4, 16, seed=9)
-    phases = 3 * random(1, 4, 3, seed=8) if with_rotation else None
-    bias = with_bias * random(heads, 4, 4, seed=7)
+    attention, x = attention_of(heads, kv_heads, qk_norm), draw(2, 4, 16, seed=9)
+    phases = 3 * draw(1, 4, 3, seed=8) if with_rotation else None
+    bias = with_bias * draw(heads, 4, 4, seed=7)
     rotation = (phases[0].cos(), phases[0].sin()) if with_rotation else None
     mask = bias.masked_fill(torch.ones(4, 4).triu(1) > 0, float("-inf")) if with_bias else None
     expected = written_out_attention(attention, x, phases, bias, heads, kv_heads)
@@ -104,7 +101,7 @@ def test_attention_is_the_formula_written_out(heads, kv_heads, qk_norm, with_rot
 @torch.no_grad()
 def test_values_are_not_rotated():
     """Equal turns of all queries and keys cancel in the scores; in the values they would show."""
-    attention, x = attention_of(4, 2), random(2, 5, 16)
+    attention, x = attention_of(4, 2), draw(2, 5, 16)
     turns = [torch.full((5, 3), angle, dtype=torch.float64) for angle in (0.0, 1.0)]
     turns = [(turn.cos(), turn.sin()) for turn in turns]
     outputs = [attention(x, AttentionInputs(0, rotation=turn)) for turn in turns]
@@ -114,7 +111,7 @@ def test_values_are_not_rotated():
 @torch.no_grad()
 def test_one_query_without_a_mask_sees_the_whole_cache():
     """is_causal aligns the first query with the first key: with it, decoding would see the first token alone."""
-    attention, x, cache = attention_of(4, 2), random(2, 5, 16), Cache()
+    attention, x, cache = attention_of(4, 2), draw(2, 5, 16), Cache()
     full, inputs = attention(x, AttentionInputs(0)), AttentionInputs(0, cache)
     attention(x[:, :4], inputs)
     cache.length = 4

@@ -21,6 +21,7 @@ from model.checkpoint import find_checkpoint, load_checkpoint, load_trainer, sav
 from model.config import ModelConfig
 from model.generation import generate
 from model.position import build_position
+from tiny import draw
 
 FILES = ["SHA256SUMS", "config.json", "model.safetensors"]
 HEADS = [(4, 4), (4, 2), (4, 1)]  # query heads, key and value heads
@@ -275,7 +276,7 @@ def test_a_shared_matrix_may_be_stored_under_either_name_or_both(llama_folder, t
 def test_an_output_layer_of_its_own_makes_a_tied_model_untied(llama_folder, tokens):
     """As version 5 of transformers has it."""
     folder, theirs = llama_folder(tie_word_embeddings=True)
-    edit_weights(folder, **{"lm_head.weight": 0.2 * torch.randn(48, 32, generator=torch.Generator().manual_seed(1))})
+    edit_weights(folder, **{"lm_head.weight": 0.2 * draw(48, 32, seed=1, dtype=torch.float32)})
     theirs = AutoModelForCausalLM.from_pretrained(folder).eval()
     assert not load_checkpoint(folder).config.tie_word_embeddings
     assert_same_logits(load_checkpoint(folder), theirs, tokens)

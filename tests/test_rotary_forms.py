@@ -23,6 +23,7 @@ from rotary_forms import (
     to_half,
     to_interleaved,
 )
+from tiny import draw
 
 
 def by_table(x, positions):
@@ -40,10 +41,6 @@ SHAPES = {  # (B, T, heads, d)
     "T is 1": (3, 1, 2, 8),
     "one pair": (1, 3, 2, 2),
 }
-
-
-def draw(shape, dtype=torch.float64):
-    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
 
 
 def row_positions(batch, length):
@@ -71,13 +68,13 @@ def mode(request, monkeypatch):
 @pytest.mark.parametrize("layout, form", FORMS, ids=lambda value: getattr(value, "__name__", value))
 def test_each_form_equals_rotate(layout, form, shape, dtype, mode):
     """Values and gradients, in both dtypes, for rows with positions of their own and shapes that invite broadcasts."""
-    positions, weights = row_positions(*shape[:2]), draw(shape).flip(0).to(dtype)
+    positions, weights = row_positions(*shape[:2]), draw(*shape).flip(0).to(dtype)
     results = []
     for turn in (
         lambda x: rotate(x, *tables(positions, shape[-1], dtype), layout),
         lambda x: to_interleaved(form(x, positions)) if layout == "half" else form(x, positions),
     ):
-        x = draw(shape, dtype).requires_grad_()
+        x = draw(*shape, dtype=dtype).requires_grad_()
         turned = turn(x)
         (gradient,) = torch.autograd.grad((turned * weights).sum(), x)
         results.append((turned.detach(), gradient))
@@ -109,7 +106,7 @@ def test_each_form_has_the_published_numbers(layout, form):
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_positions_shared_by_all_rows(layout, mode):
     """rotate takes (T, d/2) tables for every row as well as (B, T, d/2)."""
-    x, positions = draw((2, 4, 4, 8)), torch.arange(4) + 3
+    x, positions = draw(2, 4, 4, 8), torch.arange(4) + 3
     shared = rotate(x, *tables(positions, 8, torch.float64), layout)
     assert torch.equal(shared, rotate(x, *tables(positions.expand(2, 4), 8, torch.float64), layout))
 
@@ -117,7 +114,7 @@ def test_positions_shared_by_all_rows(layout, mode):
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_the_compiler_meets_the_real_form(layout):
     """No complex number reaches the compiler, which has no code for them; its result is the eager one."""
-    x, positions = draw((2, 4, 2, 8), torch.float32), row_positions(2, 4)
+    x, positions = draw(2, 4, 2, 8, dtype=torch.float32), row_positions(2, 4)
     graphs = []
 
     def backend(graph, inputs):
@@ -132,7 +129,7 @@ def test_the_compiler_meets_the_real_form(layout):
 
 def test_half_precision_inputs_are_turned_in_float32(mode):
     """Only the result is rounded: float32 tables cast to bfloat16 would cost another 2^-9."""
-    x, positions = draw((2, 4, 2, 8)), row_positions(2, 4)
+    x, positions = draw(2, 4, 2, 8), row_positions(2, 4)
     turned = rotate(x.bfloat16(), *tables(positions, 8, torch.float32))
     expected = to_interleaved(by_table(x.bfloat16().double(), positions))
     assert turned.dtype == torch.bfloat16
@@ -160,7 +157,7 @@ def test_trap_table_broadcast_over_heads():
         return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
 
     for length, is_right in ((1, True), (4, False)):
-        x, positions = draw((2, length, 4, 8)), torch.arange(length)
+        x, positions = draw(2, length, 4, 8), torch.arange(length)
         wrong_or_right = snippet(x, *tables(positions, 8, torch.float64))
         error = (wrong_or_right - by_table(x, positions.expand(2, length))).abs().max()
         assert (error < 1e-13) if is_right else (error > 1)
@@ -173,7 +170,7 @@ def test_trap_positions_past_the_table():
     """A slice past the end is empty or short, and a single row fits any number of tokens. An index raises."""
     cos, sin = build_rope_cache(8, 16, BASE)
     assert len(cos[16:20]) == 0 and len(cos[15:17]) == 1
-    x = draw((1, 2, 1, 8))
+    x = draw(1, 2, 1, 8)
     assert (x * cos[15:17]).shape == x.shape  # both tokens at position 15, without an error
     with pytest.raises(ValueError, match="are not those of x"):
         apply_rope(x, x, cos[15:17], sin[15:17])
@@ -186,7 +183,7 @@ def test_trap_positions_past_the_table():
 def test_trap_transposed_positions():
     """positions (T, B) raise, also where B == T hides it from the shapes."""
     for batch, length in ((3, 5), (3, 3)):
-        x, positions = draw((batch, length, 2, 8)), row_positions(batch, length)
+        x, positions = draw(batch, length, 2, 8), row_positions(batch, length)
         for form in INTERLEAVED.values():
             with pytest.raises(ValueError, match="positions"):
                 form(x, positions.T)

@@ -15,6 +15,7 @@ from model.config import ModelConfig
 from model.position import POSITIONS, T5, Alibi, build_position, ladder
 from model.transformer import Transformer
 from settings import one_line
+from tiny import draw
 
 SLOPES = {  # Press et al. 2022, and the authors' rule where the heads are no power of two
     1: [0.00390625],
@@ -98,7 +99,7 @@ def test_partial_rotation_turns_what_it_names():
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_channels_past_the_rotary_dimension_stay(layout):
-    x = torch.randn(1, 3, 2, 16, generator=torch.Generator().manual_seed(0))
+    x = draw(1, 3, 2, 16, dtype=torch.float32)
     phi = torch.arange(3.0)[:, None] * ladder(8, 10000.0).float()
     turned = rotate(x, phi.cos(), phi.sin(), layout)
     assert torch.equal(turned[..., 8:], x[..., 8:])
@@ -272,7 +273,7 @@ def test_linear_attention_rotates_in_the_numerator_only():
     """Su et al. 2021, equation 19, written out in float64 for every head and pair of tokens."""
     built = model({"scheme": "rope", "layout": "interleaved"}, attention="linear", num_key_value_heads=4).double()
     attention = built.layers[0].self_attn
-    x = torch.randn(1, 7, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = draw(1, 7, 32)
     q, k, v = (p(x)[0].view(7, 4, 8).tolist() for p in (attention.q_proj, attention.k_proj, attention.v_proj))
     phi = lambda row: [value + 1 if value > 0 else math.exp(value) for value in row]  # noqa: E731
 
