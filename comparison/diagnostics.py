@@ -94,9 +94,9 @@ class _Attention(TorchFunctionMode):
             self._record(*args, **kwargs)
         return func(*args, **(kwargs or {}))
 
-    def _record(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool, enable_gqa: bool):
+    def _record(self, q: Tensor, k: Tensor, v: Tensor, attn_mask, is_causal: bool, scale: float, enable_gqa: bool):
         q, k = (x[0].to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k))  # (heads, T, d)
-        scores = q @ k.repeat_interleave(len(q) // len(k), dim=0).mT / q.shape[-1] ** 0.5
+        scores = q @ k.repeat_interleave(len(q) // len(k), dim=0).mT * scale
         position = torch.arange(q.shape[1], device=q.device)
         distance = position[:, None] - position
         if is_causal:

@@ -1,5 +1,6 @@
 """Rotation of queries and keys, and causal softmax attention with grouped queries."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from model.cache import Cache
 from model.config import ModelConfig
 from model.device import without_autocast
 from model.linear import Linear
-from model.position import Position, Rotation
+from model.position.base import Position, Rotation
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str = "half") -> Tensor:
@@ -68,6 +69,7 @@ class AttentionInputs:
     key_rotation: Rotation | None = None  # of the keys; None: that of the queries
     layout: str = "half"  # of the pairs, see `rotate`
     temperature: Tensor | None = None  # (…, heads or 1, T), a factor on the queries
+    features: Position | None = None  # the scheme, where it changes queries and keys
     content: Position | None = None  # the scheme, where it has a bias from content
 
     def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,6 +113,8 @@ class SoftmaxAttention(Attention):
 
     def forward(self, x, inputs):
         q, k, v = self.projected(x)
+        if inputs.features is not None:
+            q, k = inputs.features.features(inputs.layer, q, k)
         q, k, v = (t.transpose(1, 2) for t in (*inputs.turned(q, k), v))  # (B, heads, T, head_dim)
         if inputs.temperature is not None:
             q = (q * inputs.temperature[..., None]).to(q.dtype)
@@ -124,7 +128,8 @@ class SoftmaxAttention(Attention):
             mask = masked(bias, mask).to(q.dtype)
         # is_causal aligns the first query with the first key: right only where no key lies before the queries.
         is_causal = mask is None and q.shape[-2] > 1
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=True)
+        scale = 1 / math.sqrt(self.head_dim)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=True)
         return self.o_proj(out.transpose(1, 2).flatten(-2))
 
     @staticmethod

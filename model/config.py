@@ -67,7 +67,8 @@ class ModelConfig(FrozenConfig):
         if heads % groups:
             raise ValueError(f"num_key_value_heads {groups} must divide num_attention_heads {heads}")
         scheme = self.position.scheme
-        if self.attention != "softmax" and POSITIONS[scheme].overrides("bias", "temperature", "content_bias"):
+        changes = POSITIONS[scheme].overrides("bias", "temperature", "features", "content_bias")
+        if self.attention != "softmax" and (changes or self.position.temperature):
             raise ValueError(f"attention {self.attention!r} has no scores for position {scheme!r} to change")
         self.position.check(self)
         return self

@@ -27,7 +27,7 @@ def transformers_keys(config: ModelConfig) -> dict:
     with torch.device("meta"):  # it is only asked what it is
         position = build_position(config)
     rope = position.rope_parameters()
-    if rope is None or config.attention != "softmax":
+    if rope is None or config.attention != "softmax" or config.position.temperature:
         return {}
     rotated = [int(bool(rope) and position.acts_in(layer)) for layer in range(config.num_hidden_layers)]
     bias = config.attention_bias

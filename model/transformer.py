@@ -143,7 +143,8 @@ class Transformer(nn.Module):
         is_causal: whether it knows without a mask what each token sees. dtype: of the scores.
         """
         scheme, k_positions = self.position, positions if cache is None else cache.key_positions(positions)
-        bias, content = scheme.bias(positions, k_positions), scheme if scheme.overrides("content_bias") else None
+        content, features = (scheme if scheme.overrides(hook) else None for hook in ("content_bias", "features"))
+        bias = scheme.bias(positions, k_positions)
         mask = None
         if not is_causal or bias is not None or content is not None:
             mask = causal_mask(positions, k_positions)
@@ -159,7 +160,7 @@ class Transformer(nn.Module):
         inputs = [AttentionInputs(n, cache, positions, k_positions, mask) for n in range(len(self.layers))]
         for layer, each in enumerate(inputs):
             if scheme.acts_in(layer):
-                each.layout, each.content = scheme.layout, content
+                each.layout, each.content, each.features = scheme.layout, content, features
                 each.mask, each.rotation, each.key_rotation, each.temperature = (
                     found[layer] if isinstance(found, list) else found for found in contributed
                 )

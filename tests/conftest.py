@@ -98,7 +98,18 @@ def readme_schemes() -> dict[str, type[Position]]:
     with TemporaryDirectory() as folder:  # in a file, from which options are read with their docs
         file = Path(folder) / "readme_schemes.py"
         code = re.findall(r"```python\n(.+?)```", section, flags=re.DOTALL)
-        file.write_text("\n".join(["from model.position import *", *code]), encoding="utf-8")
+        file.write_text(
+            "\n".join(
+                [
+                    "import torch",
+                    "from pydantic import PositiveFloat",
+                    "from torch import nn",
+                    "from model.position import *",
+                    *code,
+                ]
+            ),
+            encoding="utf-8",
+        )
         before = {*POSITIONS}
         runpy.run_path(str(file), run_name=file.stem)
     return {name: POSITIONS.pop(name) for name in {*POSITIONS} - before}

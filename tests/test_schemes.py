@@ -305,7 +305,7 @@ def test_the_state_of_linear_attention_does_not_grow():
 
 def test_linear_attention_refuses_what_changes_scores(scheme):
     """Any scheme that does, one of a user's too: it would compute what `none` does, without a word."""
-    if POSITIONS[scheme].overrides("bias", "temperature", "content_bias"):
+    if POSITIONS[scheme].overrides("bias", "temperature", "features", "content_bias"):
         with pytest.raises(ValidationError, match=f"attention 'linear' .* position '{scheme}'"):
             config(scheme, attention="linear")
     else:

@@ -1,0 +1,157 @@
+"""The seam: what a positional scheme may contribute, and what schemes share."""
+
+from typing import Annotated
+
+import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
+from torch import Tensor, nn
+
+from model.temperature import AnyTemperature
+from settings import FrozenConfig
+
+Rotation = tuple[Tensor, Tensor]  # cos and sin
+
+
+class Position(nn.Module):
+    """The scheme `none`, and the seam: what a scheme may contribute, of which this one contributes nothing.
+
+    Four hooks are functions of the positions alone, called once a pass; None: nothing. What they return holds in all
+    layers that the scheme acts in, or is a list with an entry for each layer of the model. Positions are integers
+    counted from 0; a negative one marks padding. Results are computed in float64 and cast to float32 at the end,
+    whatever dtype the model or autocast has. Two more hooks see the content, in every layer.
+    """
+
+    class Options(FrozenConfig):
+        """The keys of `model.position`; those of this class are the options of a scheme that has none."""
+
+        scheme: str
+        """name in the registry of model/position"""
+        temperature: AnyTemperature | None = None
+        """null, or {kind: log | ssmax | floor | constant, …}: a factor on the queries"""
+
+        def check(self, config) -> None:
+            """Raises ValueError where the scheme cannot work with a model of this ModelConfig."""
+
+        def updated(self, changes: dict) -> dict:
+            """These options, some of them replaced; ValueError where a trained model cannot do with another."""
+            return self.model_dump() | changes
+
+    max_length: int | None = None  # number of positions the scheme knows; None: any
+    shift_invariant: bool = True  # whether logits stay the same when all positions grow by as much
+    layout: str = "half"  # of the channels that a rotation pairs, see `rotate`
+    learning_rate_scale: float = 1.0  # learning rate of the scheme's parameters against that of the model
+    measured: dict[str, str] = {}  # what metrics() gives, by name, in words
+
+    def __init__(self, config):
+        """config: the ModelConfig, whose file imports this one; its `position` are the Options."""
+        super().__init__()
+        self.config, self.options = config, config.position
+        sharpness = self.options.temperature and self.options.temperature.initial(config)
+        self.register_parameter("sharpness", None if sharpness is None else nn.Parameter(sharpness))
+
+    def acts_in(self, layer: int) -> bool:
+        """Whether all but the embedding reach this layer, counted from 0."""
+        return True
+
+    def embedding(self, positions: Tensor) -> Tensor | None:
+        """(…, T, hidden_size), added to the token embeddings of positions (…, T)."""
+
+    def rotation(self, positions: Tensor) -> Rotation | list[Rotation] | None:
+        """(cos, sin), each (…, T, rotary_dim / 2), by which queries and keys at positions (…, T) are turned."""
+
+    def key_rotation(self, positions: Tensor) -> Rotation | list[Rotation] | None:
+        """As `rotation`, where keys turn otherwise than queries; None: they turn alike."""
+
+    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | list[Tensor] | None:
+        """(…, heads or 1, Tq, Tk), added to the scores after 1/√d, from (…, Tq) and (…, Tk)."""
+
+    def temperature(self, positions: Tensor) -> Tensor | list[Tensor] | None:
+        """(…, heads or 1, T), by which queries at positions (…, T) are multiplied: the option, unless overridden."""
+        if self.options.temperature is None:
+            return None
+        device = phase_device(positions)
+        n = positions.to(device, torch.float64).clamp(min=0)[..., None, :] + 1
+        found = self.options.temperature.factor(n, self.config, self.sharpness)
+        found = [each.float().to(positions.device) for each in (found if isinstance(found, list) else [found])]
+        return found if self.sharpness is not None else found[0]
+
+    def features(self, layer: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys (B, T, heads, d) → (B, T, heads, any) before they turn; scores stay divided by √d."""
+        return q, k
+
+    def kept(self, layer: int, x: Tensor) -> tuple[Tensor, ...]:
+        """What the cache keeps of each token beside key and value: tensors (B, any, T, any) from x (B, T, hidden_size).
+
+        Numbers of the token alone, no sums over earlier ones: then a cache can be set back, and padding needs no care.
+        """
+        return ()
+
+    def content_bias(
+        self, layer: int, x: Tensor, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, *kept: Tensor
+    ) -> Tensor | None:
+        """(B, heads, Tq, Tk), added to the scores after 1/√d, from what the layer's attention sees.
+
+        x: (B, Tq, hidden_size), its normed input. q (B, heads, Tq, d), k (B, key heads, Tk, d): rotated if need be.
+        kept: what `kept` gave, of all Tk tokens. Whatever the model's dtype or autocast, both hooks get and compute at
+        least float32.
+        """
+
+    @classmethod
+    def overrides(cls, *hooks: str) -> bool:
+        """Whether the scheme has one of these hooks."""
+        return any(getattr(cls, hook) is not getattr(Position, hook) for hook in hooks)
+
+    def metrics(self) -> dict:
+        """The series of `measured`, for the rows of metrics.jsonl: a number, one for each pair, or that of each layer."""
+        return {}
+
+    def rope_parameters(self) -> dict | None:
+        """`rope_parameters` of `transformers`, {} where nothing turns; None where it has no counterpart."""
+        return {} if type(self) is Position else None
+
+    def _apply(self, fn, recurse=True):
+        # A model's .bfloat16() reaches its position parameters too; they follow to the device, but not below float32.
+        def keep_precise(tensor):
+            moved = fn(tensor)
+            return tensor.to(moved.device) if moved.dtype.itemsize < 4 else moved
+
+        return super()._apply(keep_precise, recurse)
+
+
+def ladder(dim: int, base: float, device=None) -> Tensor:
+    """(dim / 2,) float64: θ_i = base^(−2i / dim) in radians per token; θ_0 = 1 turns fastest."""
+    return base ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
+
+
+def phases(positions: Tensor, theta: Tensor) -> Tensor:
+    """(…, n) float64 angles in radians: each of positions (…) times each of theta (n,)."""
+    return positions.to(theta.device, torch.float64)[..., None] * theta
+
+
+def phase_device(positions: Tensor) -> torch.device:
+    """Where angles of these positions can be computed: Apple GPUs lack float64."""
+    return torch.device("cpu") if positions.device.type == "mps" else positions.device
+
+
+def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
+    """(…, 1, Tq, Tk) query minus key position, from (…, Tq) and (…, Tk); the dimension of 1 is for the heads."""
+    return q_positions[..., None, :, None] - k_positions[..., None, None, :]
+
+
+class InLayers(Position):
+    """A scheme that acts inside the layers, in all of them or in some."""
+
+    class Options(Position.Options):
+        every: PositiveInt | Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = 1
+        """k: acts in every k-th layer, that is k − 1, 2k − 1 …, counted from 0; or the list of layers it acts in"""
+
+        def check(self, config):
+            first = min(self.every) if isinstance(self.every, tuple) else self.every - 1
+            if first >= config.num_hidden_layers:
+                raise ValueError(f"position.every {self.every} names none of the {config.num_hidden_layers} layers")
+            if isinstance(self.every, tuple) and max(self.every) >= config.num_hidden_layers:
+                raise ValueError(f"position.every {list(self.every)} goes past layer {config.num_hidden_layers - 1}")
+
+    def acts_in(self, layer):
+        every = self.options.every
+        return layer in every if isinstance(every, tuple) else (layer + 1) % every == 0

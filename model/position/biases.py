@@ -1,0 +1,139 @@
+"""Schemes that add to the scores what the positions alone decide."""
+
+import math
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
+from torch import Tensor, nn
+
+from model.linear import Embedding, Linear
+from model.position.base import InLayers, distances, ladder
+from model.position.rotary import Rotary
+
+
+class Alibi(InLayers):
+    """A penalty that grows with the distance, at a slope of its own for each head. Press et al. 2022, section 3."""
+
+    @staticmethod
+    def slopes(num_heads: int) -> list[float]:
+        """2^(−8h / H) for H heads, a power of two; else those of the next lower one, then every other of its double."""
+        power = 2 ** int(math.log2(num_heads))
+        of_power, of_double = ([2 ** (-8 * h / n) for h in range(1, n + 1)] for n in (power, 2 * power))
+        return of_power + of_double[0::2][: num_heads - power]
+
+    def bias(self, q_positions, k_positions):
+        slopes = torch.tensor(self.slopes(self.config.num_attention_heads), device=q_positions.device)
+        return -slopes[:, None, None] * distances(q_positions, k_positions)
+
+
+class T5(InLayers):
+    """A trained bias for each head and bucket of distances, shared by all layers. Raffel et al. 2020, section 2.1.
+
+    Unlike T5 the scores keep their 1/√d.
+    """
+
+    class Options(InLayers.Options):
+        num_buckets: Annotated[int, Field(ge=4, multiple_of=2)] = 32
+        """half of them for single distances, half for ranges that grow with the distance"""
+        max_distance: PositiveInt = 128
+        """distances from here on share the last bucket"""
+
+        def check(self, config):
+            super().check(config)
+            if self.max_distance <= self.num_buckets // 2:
+                raise ValueError(f"position.max_distance {self.max_distance} is not above half of position.num_buckets")
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.table = Embedding(self.options.num_buckets, config.num_attention_heads)
+
+    @staticmethod
+    def buckets(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
+        """Bucket of each distance ≥ 0: its own for those below num_buckets / 2, then logarithmic ranges."""
+        exact = num_buckets // 2
+        log_ratio = (distance.clamp(min=1).double() / exact).log() / math.log(max_distance / exact)
+        ranges = exact + (log_ratio * (num_buckets - exact)).long()
+        return torch.where(distance < exact, distance, ranges.clamp(max=num_buckets - 1))
+
+    def bias(self, q_positions, k_positions):
+        distance = distances(q_positions, k_positions).squeeze(-3).clamp(min=0)  # the future is masked anyway
+        buckets = self.buckets(distance, self.options.num_buckets, self.options.max_distance)
+        return self.table(buckets).movedim(-1, -3)
+
+
+class Kerple(InLayers):
+    """−r_1 log(1 + r_2 (m − n)), or −r_1 (m − n)^r_2, with r_1, r_2 > 0 trained for each head. Chi et al. 2022, section 4.
+
+    Their logarithms are trained, r_2 / 2 of the power as a logit, as it stays below 2. Heads start evenly spread over
+    the ranges that the authors draw from.
+    """
+
+    class Options(InLayers.Options):
+        kind: Literal["log", "power"] = "log"
+        """the logarithmic or the power form; power with r_2 = 1 is alibi with trained slopes"""
+
+    def __init__(self, config):
+        super().__init__(config)
+        spread = (torch.arange(config.num_attention_heads) + 0.5) / config.num_attention_heads
+        self.log_r1 = nn.Parameter((2 * spread).log())
+        self.free_r2 = nn.Parameter(spread.log() if self.options.kind == "log" else (spread / 2).logit())
+
+    def bias(self, q_positions, k_positions):
+        distance, r1 = distances(q_positions, k_positions).clamp(min=0), self.log_r1.exp()[:, None, None]
+        if self.options.kind == "log":
+            return -r1 * (self.free_r2.exp()[:, None, None] * distance).log1p()
+        r2 = 2 * self.free_r2.sigmoid()[:, None, None]
+        return -r1 * distance.clamp(min=1) ** r2 * (distance > 0)  # the gradient of 0^r2 is nan
+
+
+class Fire(InLayers):
+    """An MLP of ψ(m − n) / ψ(max(L, m)), ψ(x) = log(cx + 1), for each head. Li et al. 2024, equation 7.
+
+    c and the threshold L are trained, L from the trained context on. Past it a shift of all positions is seen.
+    """
+
+    class Options(InLayers.Options):
+        width: PositiveInt = 32
+        """of the MLP's one hidden layer"""
+
+    shift_invariant = False
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.c, self.multiplier = nn.Parameter(torch.tensor(0.1)), nn.Parameter(torch.tensor(1.0))
+        self.hidden = Linear(1, self.options.width, bias=True)
+        self.heads = Linear(self.options.width, config.num_attention_heads, bias=True)
+
+    def bias(self, q_positions, k_positions):
+        distance = distances(q_positions, k_positions).squeeze(-3).clamp(min=0)
+        furthest = q_positions[..., None].maximum((self.multiplier * self.config.max_position_embeddings).abs())
+        ratio = (self.c.abs() * distance).log1p() / (self.c.abs() * furthest).log1p()
+        return self.heads(self.hidden(ratio[..., None]).relu()).movedim(-1, -3)
+
+
+class Window(Rotary):
+    """Only the last `window` tokens and the first `keep_first` are seen, in the layers it acts in.
+
+    Beltagy et al. 2020; Xiao et al. 2024 for the first ones. With rotation, and every other layer left out, it is
+    RNoPE-SWA (Yang et al. 2025): layers that rotate see a window, the others everything, without positions.
+    """
+
+    class Options(Rotary.Options):
+        window: PositiveInt = 64
+        """tokens that are seen, with the token itself"""
+        keep_first: NonNegativeInt = 0
+        """tokens at the start of the text that are always seen"""
+        rotate: bool = True
+        """whether queries and keys turn, too"""
+
+    def theta(self, device):
+        return ladder(self.config.head_dim, self.options.base, device), 1.0
+
+    def rotation(self, positions):
+        return super().rotation(positions) if self.options.rotate else None
+
+    def bias(self, q_positions, k_positions):
+        is_near = distances(q_positions, k_positions) < self.options.window
+        is_first = k_positions[..., None, None, :] < self.options.keep_first
+        return torch.where(is_near | is_first, 0.0, float("-inf"))

@@ -1,0 +1,178 @@
+"""Schemes whose bias depends on what the tokens hold, not on their positions alone.
+
+Queries are q_m, keys k_n, inputs of a layer's attention x_m, all of one head of width d; the bias is added to
+q_m·k_n / √d. Where a term is looked up by the distance m − n, it is computed for each distance and then gathered.
+"""
+
+import torch
+import torch.nn.functional as F
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from model.linear import Embedding, Linear
+from model.position.base import InLayers, distances, ladder, phases
+
+
+def per_layer(config, make) -> nn.ModuleList:
+    """A module of make() for each layer."""
+    return nn.ModuleList(make() for _ in range(config.num_hidden_layers))
+
+
+def by_distance(values: Tensor, distance: Tensor) -> Tensor:
+    """(B, heads, Tq, Tk) from values (B, heads, Tq, R) of distances 0 … R − 1, the last for all farther ones.
+
+    distance: (1 or B, 1, Tq, Tk); negative ones, which the mask hides, get the value of 0.
+    """
+    index = distance.clamp(0, values.shape[-1] - 1).expand(*values.shape[:-1], -1)
+    return values.gather(-1, index)
+
+
+def grouped(k: Tensor, q: Tensor) -> Tensor:
+    """Keys (B, key heads, Tk, d), repeated for the query heads that share them."""
+    return k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+
+
+class Shaw(InLayers):
+    """q_m · a_min(m − n, κ) / √d with a trained vector a for each distance. Shaw et al. 2018, equation 4.
+
+    A table for each layer, shared by its heads; keys only, as in the authors' later code.
+    """
+
+    class Options(InLayers.Options):
+        clip: PositiveInt = 64
+        """κ: distances from here on share the last vector"""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.tables = per_layer(config, lambda: Embedding(self.options.clip + 1, config.head_dim))
+
+    def content_bias(self, layer, x, q, k, q_positions, k_positions):
+        scores = q @ self.tables[layer].weight.mT / q.shape[-1] ** 0.5
+        return by_distance(scores, distances(q_positions, k_positions))
+
+
+class TransformerXL(InLayers):
+    """((q_m + v)·W_R r_{m−n} + u·k_n) / √d, r_p = (sin pθ_0, …, cos pθ_0, …). Dai et al. 2019, section 3.3.
+
+    W_R belongs to a layer, u and v are shared by all, as the authors' code has them. XLNet's (Yang et al. 2019) is the
+    same in a causal decoder, where its segment term is one constant.
+    """
+
+    def __init__(self, config):
+        super().__init__(config)
+        shape = config.num_attention_heads, config.head_dim
+        self.projections = per_layer(config, lambda: Linear(config.hidden_size, shape[0] * shape[1]))
+        self.u, self.v = nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.zeros(shape))
+
+    def content_bias(self, layer, x, q, k, q_positions, k_positions):
+        distance = distances(q_positions, k_positions)
+        phi = phases(torch.arange(int(distance.max()) + 1, device=q.device), ladder(x.shape[-1], 10000.0, q.device))
+        r = self.projections[layer](torch.cat((phi.sin(), phi.cos()), dim=-1).to(q.dtype)).unflatten(-1, self.u.shape)
+        positional = (q + self.v[:, None]) @ r.permute(1, 2, 0)  # (B, heads, Tq, distances)
+        return (by_distance(positional, distance) + self.u[:, None] @ grouped(k, q).mT) / q.shape[-1] ** 0.5
+
+
+class Deberta(InLayers):
+    """(q_m·K_δ + k_n·Q_δ) / √(3d) beside q_m·k_n / √(3d), δ = min(m − n, κ − 1). He et al. 2021, equation 4.
+
+    K = P W_K and Q = P W_Q, with W in each layer and one table P of κ rows. Both terms are looked up at m − n, as the
+    authors' code does; the paper prints n − m in the second, which here would always be the first row.
+    """
+
+    class Options(InLayers.Options):
+        rows: PositiveInt = 128
+        """κ: distances from κ − 1 on share the last row"""
+
+    def __init__(self, config):
+        super().__init__(config)
+        heads = config.num_attention_heads * config.head_dim
+        self.table = Embedding(self.options.rows, config.hidden_size)
+        self.to_keys = per_layer(config, lambda: Linear(config.hidden_size, heads))
+        self.to_queries = per_layer(config, lambda: Linear(config.hidden_size, heads))
+
+    def temperature(self, positions):
+        factor = torch.full_like(positions[..., None, :], 3**-0.5, dtype=torch.float32)  # on q·k; q comes so below, too
+        given = super().temperature(positions)
+        return factor if given is None else factor * given
+
+    def content_bias(self, layer, x, q, k, q_positions, k_positions):
+        keys, queries = (
+            projections[layer](self.table.weight).unflatten(-1, (q.shape[1], -1)).permute(1, 2, 0)
+            for projections in (self.to_keys, self.to_queries)
+        )  # (heads, d, rows)
+        distance = distances(q_positions, k_positions)
+        to_content = by_distance(q @ keys, distance)
+        to_position = by_distance(grouped(k, q) @ queries, distance.mT).mT
+        return (to_content + to_position * 3**-0.5) / q.shape[-1] ** 0.5
+
+
+class Inkling(InLayers):
+    """(x_m W_r) · B_{m−n}: each token mixes a bank of d_rel learned profiles over the distance. Inkling, 2026.
+
+    B belongs to a layer and is shared by its heads; it is 0 from `extent` on. The model itself has RMS norms and a
+    scale of 1/d, a temperature and short convolutions too, which are no matter of positions.
+    """
+
+    class Options(InLayers.Options):
+        d_rel: PositiveInt = 16
+        """profiles in the bank"""
+        extent: PositiveInt = 512
+        """distances that have a bias"""
+
+    def __init__(self, config):
+        super().__init__(config)
+        mixed = config.num_attention_heads * self.options.d_rel
+        self.mixers = per_layer(config, lambda: Linear(config.hidden_size, mixed))
+        self.banks = per_layer(config, lambda: Embedding(self.options.extent, self.options.d_rel))
+
+    def content_bias(self, layer, x, q, k, q_positions, k_positions):
+        mixed = self.mixers[layer](x).unflatten(-1, (q.shape[1], -1)).transpose(1, 2)  # (B, heads, Tq, d_rel)
+        bias = F.pad(mixed @ self.banks[layer].weight.mT, (0, 1))  # nothing at the extent and beyond
+        return by_distance(bias, distances(q_positions, k_positions))
+
+
+class Fox(InLayers):
+    """Σ_{l=n+1…m} log f_l, f_l = σ(w·x_l + b): each token forgets a part of what lies before it. Lin et al. 2025, eq. 7.
+
+    Gates are per layer and query head, without a rotation beside them. The cache keeps log f of each token.
+    """
+
+    class Options(InLayers.Options):
+        start: float = 0.0
+        """b at the start: 0 as the authors', f ≈ 1/2, sees a few tokens; 5, f ≈ 0.993, some 150"""
+
+    def __init__(self, config):
+        super().__init__(config)
+        heads = config.num_attention_heads
+        self.gates = per_layer(config, lambda: Linear(config.hidden_size, heads))
+        self.b = nn.Parameter(torch.full((config.num_hidden_layers, heads), self.options.start))
+
+    def kept(self, layer, x):
+        return (F.logsigmoid(self.gates[layer](x) + self.b[layer]).mT[..., None],)  # (B, heads, T, 1)
+
+    def content_bias(self, layer, x, q, k, q_positions, k_positions, log_f):
+        sums = log_f.cumsum(dim=-2)
+        return sums[..., -q.shape[-2] :, :] - sums.mT
+
+
+class CoPE(InLayers):
+    """q_m·e[p_mn], p_mn = Σ_{l=n…m} σ(q_m·k_l / √d): counts what a token cares for. Golovneva et al. 2024, eq. 3–5.
+
+    Between whole counts e is interpolated. It is added before 1/√d, as in the authors' code; added after it, as other
+    code does, it is another function.
+    """
+
+    class Options(InLayers.Options):
+        npos: PositiveInt = 64
+        """rows of e: counts from npos − 1 on share the last"""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.e = nn.Parameter(torch.zeros(config.num_hidden_layers, self.options.npos, config.head_dim))
+
+    def content_bias(self, layer, x, q, k, q_positions, k_positions):
+        gates = (q @ grouped(k, q).mT / q.shape[-1] ** 0.5).sigmoid() * (distances(q_positions, k_positions) >= 0)
+        p = gates.flip(-1).cumsum(dim=-1).flip(-1).clamp(max=self.options.npos - 1)
+        values = q @ self.e[layer].mT / q.shape[-1] ** 0.5  # (B, heads, Tq, npos)
+        low, high = (values.gather(-1, end.long()) for end in (p.floor(), p.ceil()))
+        return low + (high - low) * (p - p.floor())

@@ -1,0 +1,84 @@
+"""Factors on the queries, an option of every scheme: how sharp attention is at a position, which is no matter of order.
+
+In all of them n is the number of tokens that a query sees, its position + 1. They are the confounder of every figure
+about length: attention spreads as n grows, whatever the encoding does.
+"""
+
+import math
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from settings import FrozenConfig
+
+
+class Temperature(FrozenConfig):
+    """Multiplies the queries, and with them all scores."""
+
+    def initial(self, config) -> Tensor | None:
+        """What of it is trained, at the start; None: nothing."""
+
+    def factor(self, n: Tensor, config, trained: Tensor | None) -> Tensor | list[Tensor]:
+        """(…, heads or 1, T) from n (…, 1, T) in float64; or one for each layer."""
+        raise NotImplementedError
+
+
+class LogTemperature(Temperature):
+    """max(1, log n / log L): the entropy of attention stays that at L. Su 2021; Chiang & Cholak 2022."""
+
+    kind: Literal["log"]
+    """name of the temperature"""
+    length: Annotated[int, Field(ge=2)] | None = None
+    """L; null: max_position_embeddings"""
+
+    def factor(self, n, config, trained):
+        return (n.log() / math.log(self.length or max(2, config.max_position_embeddings))).clamp(min=1)
+
+
+class SSMaxTemperature(Temperature):
+    """σ log n, with σ trained for each layer and head. Nakanishi 2025, equation 3."""
+
+    kind: Literal["ssmax"]
+    """name of the temperature"""
+    start: PositiveFloat | None = None
+    """σ at the start; null: 1 / mean log n over the trained context, so that the mean factor is 1; the paper: 0.43"""
+
+    def initial(self, config):
+        mean = torch.arange(1, max(2, config.max_position_embeddings) + 1, dtype=torch.float64).log().mean().item()
+        return torch.full((config.num_hidden_layers, config.num_attention_heads), self.start or 1 / mean)
+
+    def factor(self, n, config, trained):
+        return [sigma[:, None] * n.log() for sigma in trained.double()]
+
+
+class FloorTemperature(Temperature):
+    """1 + a log(1 + ⌊n / F⌋): nothing up to F tokens. Llama 4 (2025), there in the layers without rotation."""
+
+    kind: Literal["floor"]
+    """name of the temperature"""
+    scale: PositiveFloat = 0.1
+    """a"""
+    length: PositiveInt = 8192
+    """F"""
+
+    def factor(self, n, config, trained):
+        return 1 + self.scale * (n / self.length).floor().log1p()
+
+
+class ConstantTemperature(Temperature):
+    """One factor, such as 1 + c log s for s times the trained length. Gelberg et al. 2025 (DroPE), appendix C.2."""
+
+    kind: Literal["constant"]
+    """name of the temperature"""
+    value: PositiveFloat
+    """the factor"""
+
+    def factor(self, n, config, trained):
+        return torch.full_like(n, self.value)
+
+
+AnyTemperature = Annotated[
+    LogTemperature | SSMaxTemperature | FloorTemperature | ConstantTemperature, Field(discriminator="kind")
+]
