@@ -84,7 +84,7 @@ def gather(
     }
     apart = differing({variant: folders[(runs.get(variant) or some)[0].folder] for variant, some in logged.items()})
     keys = {key for own in apart.values() for key in own}
-    alike = all(key.startswith("model.position.") or key.endswith("learning_rate") for key in keys)
+    alike = all(key.startswith(("model.position.", "train.position_")) or key.endswith("learning_rate") for key in keys)
     notes = [(SAME_START if alike else OTHER_START) if plan else FOUND]
     contexts = sorted({run.config.model.max_position_embeddings for run in folders.values()})
     if len(contexts) > 1:

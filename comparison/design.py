@@ -77,7 +77,7 @@ def load_comparison(path: str, overrides: list[str]) -> tuple[CompareConfig, dic
             for key, value in own.items():
                 set_dotted(values, key, value)
             runs[variant].append(check_config(values, f"{base} with variants.{variant}"))
-    models = [configs[0].model for configs in runs.values()]
+    models = [configs[0].trained_model for configs in runs.values()]
     for name, options in comparison.evaluate_with.items():
         if all(isinstance(reason := with_options(model, options), str) for model in models):
             raise InputError(f"{path}: evaluate_with.{name}: no variant's scheme accepts it: {reason}")

@@ -80,12 +80,12 @@ def measure(run: RunFolder, logged: LoggedRun, corpus_of: Callable, evaluate_wit
         return kept[name]["numbers"]
 
     def everything(model, corpus):
-        return _evaluate(model, corpus) | _look_inside(model, corpus, run.config.seed)
+        return _evaluate(model, corpus) | _look_inside(model, corpus, Transformer(run.config.model, run.config.seed))
 
     numbers = dict(remembered("model", {}, everything))
     numbers["attention"] = numbers["attention"] and Attention(**numbers["attention"])
     numbers["embedding_rms"] = {when: EmbeddingRms(**sizes) for when, sizes in numbers["embedding_rms"].items()}
-    others = {n: o for n, o in evaluate_with.items() if not isinstance(with_options(run.config.model, o), str)}
+    others = {n: o for n, o in evaluate_with.items() if not isinstance(with_options(run.config.trained_model, o), str)}
     others = {name: Evaluation(**remembered(f"with {name}", options, _evaluate)) for name, options in others.items()}
     return MeasuredRun(**vars(logged), **numbers, evaluated_with=others)
 
@@ -103,9 +103,9 @@ def _evaluate(model, corpus: Corpus) -> dict:
     }
 
 
-def _look_inside(model, corpus: Corpus, seed: int) -> dict:
+def _look_inside(model, corpus: Corpus, start: Transformer) -> dict:
     attention = attention_by_distance(model, corpus.val, model.config.max_position_embeddings)
-    sizes = {"start": embedding_rms(Transformer(model.config, seed)), "end": embedding_rms(model)}
+    sizes = {"start": embedding_rms(start), "end": embedding_rms(model)}
     return {
         "attention": attention and asdict(attention),
         "embedding_rms": {when: asdict(rms) for when, rms in sizes.items()},

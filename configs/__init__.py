@@ -47,6 +47,11 @@ class TrainConfig(FrozenConfig):
     """after the warm-up: cosine decay, or warm-up/stable/decay (Hu et al. 2024) with a linear decay"""
     decay_fraction: Fraction = 0.2
     """share of the steps over which wsd decays"""
+    position_until: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """share of the steps, rounded, that are taken with the positional scheme; for the rest it is dropped and the model is
+    `none` (DroPE, Gelberg et al. 2025). Each part has the whole schedule over its own steps. null: never dropped"""
+    position_free_learning_rate: PositiveFloat | None = None
+    """peak after the scheme is dropped, with warm-up and lowest rate in proportion; null: learning_rate"""
     weight_decay: NonNegativeFloat = 0.1
     """for matrices; norms, embeddings and position parameters have none"""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
@@ -87,7 +92,19 @@ class TrainConfig(FrozenConfig):
             raise ValueError(f"min_learning_rate {self.min_learning_rate} is above learning_rate {self.learning_rate}")
         if self.warmup_steps > self.steps:
             raise ValueError(f"warmup_steps {self.warmup_steps} is above steps {self.steps}")
+        if self.position_until is not None:
+            until, last = f"position_until {self.position_until}", self.position_steps
+            if last in (0, self.steps):
+                which = "with" if last == 0 else "without"
+                raise ValueError(f"{until} of steps {self.steps} leaves no step {which} the scheme")
+            if self.warmup_steps > last:
+                raise ValueError(f"warmup_steps {self.warmup_steps} is above the {last} steps of {until}")
         return self
+
+    @property
+    def position_steps(self) -> int:
+        """The last step with the positional scheme."""
+        return self.steps if self.position_until is None else round(self.position_until * self.steps)
 
 
 class WandbConfig(FrozenConfig):
@@ -121,10 +138,22 @@ class Config(FrozenConfig):
     wandb: WandbConfig = WandbConfig()
     """optional logging"""
 
+    @model_validator(mode="after")
+    def _has_a_scheme_to_drop(self):
+        until = self.train.position_until
+        if until is not None and self.model.position.scheme == "none":
+            raise ValueError(f"train.position_until {until}: model.position 'none' has no scheme to drop")
+        return self
+
     @property
     def folder(self) -> Path:
         """The run folder."""
         return Path(self.runs_dir).expanduser() / self.name
+
+    @property
+    def trained_model(self) -> ModelConfig:
+        """The model at the end of training: without its scheme where train.position_until drops it."""
+        return self.model if self.train.position_until is None else self.model.without_position()
 
 
 def load_config(path: str | Path, overrides: list[str] = ()) -> Config:

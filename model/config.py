@@ -76,3 +76,8 @@ class ModelConfig(FrozenConfig):
     def with_position(self, options: dict) -> "ModelConfig":
         """The same with some options of the positional scheme replaced; ValueError: what the scheme refuses."""
         return ModelConfig(**{**self.model_dump(), "position": self.position.updated(options)})
+
+    def without_position(self) -> "ModelConfig":
+        """The same with the scheme `none`; a temperature, which is no matter of order, stays, and acts in all layers."""
+        kept = {"scheme": "none", "temperature": self.position.temperature}
+        return ModelConfig(**{**self.model_dump(), "position": kept})

@@ -92,6 +92,12 @@ class Transformer(nn.Module):
                 if getattr(module, "bias", None) is not None:
                     module.bias.zero_()
 
+    def drop_position(self) -> None:
+        """Makes this model one of `none` in place, as `ModelConfig.without_position` describes it."""
+        self.config, sharpness = self.config.without_position(), self.position.sharpness
+        self.position = build_position(self.config)
+        self.position.sharpness = sharpness  # of the temperature, as trained
+
     def forward(
         self,
         input_ids: Tensor,

@@ -23,7 +23,7 @@ from model.device import autocast, pick_device, to_device
 from model.transformer import Transformer
 from training.evaluation import bits_per_byte, evaluate
 from training.machine import compile_where_possible, explain_out_of_memory, using_threads
-from training.optimizer import build_optimizer, restore_optimizer
+from training.optimizer import build_optimizer, rebuild_optimizer, restore_optimizer
 from training.run import RunFolder
 from training.schedule import learning_rate
 from training.step import StepResult, optimizer_step
@@ -86,6 +86,7 @@ def make_trainer(run: RunFolder, corpus: Corpus, device: torch.device, signals: 
         trainer.restore(checkpoint)
     if trainer.step > (steps := run.config.train.steps):
         raise InputError(f"train.steps: expected at least the {trainer.step} that {run.path} has done, got {steps}")
+    trainer.check_position()
     if run.resume:
         run.describe(corpus, trainer.step)
         run.drop_rows_after(trainer.step)
@@ -134,6 +135,8 @@ class Trainer:
             self.run.prune()
             for step in self.bar:
                 self.step = step
+                if step == settings.position_steps + 1:
+                    self.drop_position()
                 result = self.take_step()
                 if not result.is_finite:
                     self.skip_step(result)
@@ -150,6 +153,23 @@ class Trainer:
         """Whether an interval of so many steps ends with this one; the last step of a run ends any, even None."""
         return self.step == self.settings.steps or (steps is not None and self.step % steps == 0)
 
+    def check_position(self) -> None:
+        """InputError if a resumed run dropped its scheme at another step than its config, with other steps, now says."""
+        until, last = self.settings.position_until, self.settings.position_steps
+        if until is None:
+            return
+        dropped = self.model.config.position.scheme == "none"
+        if self.step < last if dropped else self.step > last:
+            raise InputError(
+                f"train.position_until: {until} of train.steps {self.settings.steps} drops the scheme after step {last}, "
+                f"but at step {self.step} the run in {self.run.path} {'has already dropped it' if dropped else 'still has it'}"
+            )
+
+    def drop_position(self) -> None:
+        """Goes on without the positional scheme; the weights that remain keep their moments."""
+        self.model.drop_position()
+        self.optimizer = rebuild_optimizer(self.optimizer, self.model, self.settings)
+
     def take_step(self) -> StepResult:
         """One update of the weights, on the batch of this step."""
         begun = time.perf_counter()
@@ -160,11 +180,17 @@ class Trainer:
         self.busy_seconds, self.busy_steps = self.busy_seconds + time.perf_counter() - begun, self.busy_steps + 1
         return result
 
+    @property
+    def rate_key(self) -> str:
+        """The key of the highest learning rate in this part of the training."""
+        is_free = self.step > self.settings.position_steps and self.settings.position_free_learning_rate
+        return f"train.{'position_free_' if is_free else ''}learning_rate"
+
     def skip_step(self, result: StepResult) -> None:
         """Counts a step that was not finite and so changed nothing; ends the run if it is one too many."""
         self.skipped += 1
         loss, norm, rate = result
-        problem = f"step {self.step}: loss {loss:.4g}, gradient norm {norm:.4g} at train.learning_rate {rate:.2g}"
+        problem = f"step {self.step}: loss {loss:.4g}, gradient norm {norm:.4g} at {self.rate_key} {rate:.2g}"
         if self.skipped > self.settings.max_skipped_steps:
             self.end_as_diverged(problem)
         allowed = f"{self.skipped} of {self.settings.max_skipped_steps} allowed"
@@ -219,7 +245,7 @@ class Trainer:
             if self.saved == self.step:
                 self.run.set_aside(self.run.checkpoint(self.step))
             rate = learning_rate(self.step, self.settings)
-            self.end_as_diverged(f"step {self.step}: validation loss {loss:.4g} at train.learning_rate {rate:.2g}")
+            self.end_as_diverged(f"step {self.step}: validation loss {loss:.4g} at {self.rate_key} {rate:.2g}")
         self.log({"val_loss": loss, "val_bits_per_byte": per_byte})
         self.run.prune()
 
@@ -234,7 +260,7 @@ class Trainer:
         Sets aside the checkpoints whose weights were ruined already.
         """
         while checkpoint := self.run.newest_checkpoint():
-            self.model.load_state_dict(load_checkpoint(checkpoint).state_dict())
+            self.model = load_checkpoint(checkpoint).to(self.device)  # perhaps with a scheme that was dropped since
             if math.isfinite(self.total_nats(self.corpus.val[: self.context + 1])):
                 break
             self.run.set_aside(checkpoint)

@@ -29,6 +29,13 @@ def build_optimizer(model: Transformer, config: TrainConfig) -> torch.optim.Adam
     return Muon(groups, lr=config.learning_rate, betas=config.betas, fused=True)
 
 
+def rebuild_optimizer(old: torch.optim.Optimizer, model: Transformer, config: TrainConfig) -> torch.optim.AdamW:
+    """A new optimizer of a model that has lost parameters since; the others keep their moments."""
+    optimizer = build_optimizer(model, config)
+    optimizer.state.update({kept: old.state[kept] for kept in model.parameters() if kept in old.state})
+    return optimizer
+
+
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict) -> None:
     """Loads the moments of an earlier state_dict(); ValueError if they belong to another model.
 
