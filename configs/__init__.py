@@ -48,10 +48,10 @@ class TrainConfig(FrozenConfig):
     decay_fraction: Fraction = 0.2
     """share of the steps over which wsd decays"""
     position_until: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """share of the steps, rounded, that are taken with the positional scheme; for the rest it is dropped and the model is
-    `none` (DroPE, Gelberg et al. 2025). Each part has the whole schedule over its own steps. null: never dropped"""
+    """share of the steps after which the positional scheme is dropped, which leaves `none` (DroPE, Gelberg et al. 2025);
+    the schedule begins again there. null: never"""
     position_free_learning_rate: PositiveFloat | None = None
-    """peak after the scheme is dropped, with warm-up and lowest rate in proportion; null: learning_rate"""
+    """peak after that; warm-up and lowest rate are in proportion. null: learning_rate"""
     weight_decay: NonNegativeFloat = 0.1
     """for matrices; norms, embeddings and position parameters have none"""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)

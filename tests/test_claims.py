@@ -700,6 +700,20 @@ def test_partial_rotation_is_two_different_things():
     assert torch.equal(to_half(rotated)[..., 16:32], x[..., 16:32])  # p_rope the last pairs, (16, 48) and on
 
 
+def test_a_dropped_scheme_leaves_a_model_of_none(tiny_model, scheme):
+    """Claim: positions can be dropped from a model that was trained with them. Gelberg et al. 2025 (DroPE). Holds.
+
+    The logits are then those of `none` with the same weights, to the bit.
+    """
+    model, none, ids = tiny_model(scheme, torch.float32), tiny_model("none", torch.float32), tokens(2, 9)
+    shared = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("position.")}
+    model.drop_position()
+    none.load_state_dict(shared)
+    assert model.config == none.config and model.position.max_length is None
+    assert model.state_dict().keys() == shared.keys()
+    assert torch.equal(model(ids), none(ids))
+
+
 # The prose
 
 

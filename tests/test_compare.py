@@ -222,6 +222,25 @@ def test_any_metric_of_a_scheme_is_reported(tmp_path, monkeypatch):
     assert "- alibi ends with a speeds (speeds of it) of up to 3 " in text and summary["rope"]["scheme_metrics"] == {}
 
 
+def test_a_scheme_that_was_dropped_is_reported_up_to_there(tmp_path):
+    """Other options are those of the model that is left, which has a temperature and no frequencies to scale."""
+    until = {"train.position_until": 0.5}
+    variants = {"rope": {}, "drope": until, "theta": {**until, "model.position": "learned_theta"}}
+    yarn = {"yarn": {"scaling": {"rope_type": "yarn", "factor": 4}}}
+    others = {"sharper": {"temperature": {"kind": "constant", "value": 1.2}}, **yarn}
+    text = run_comparison(tmp_path, variants=variants, evaluate_with=others, seeds=[0])
+    assert "All variants of a seed start from the same shared initial weights" in text
+    summary = written(tmp_path)["summary"]
+    found = {variant: list(row["evaluated_with"]) for variant, row in summary.items()}
+    assert found == {"rope": ["sharper", "yarn"], "drope": ["sharper"], "theta": ["sharper"]}
+    row = summary["drope"]
+    assert row["evaluated_with"]["sharper"]["loss_by_context"] != row["loss_by_context"]
+    assert [point["x"] for point in summary["theta"]["scheme_metrics"]["theta_drift"]["largest"]] == [64, 128]
+    assert "theta ends with a theta_drift" in text and summary["theta"]["position_parameters"] == 0
+    with pytest.raises(InputError, match="evaluate_with.yarn: no variant's scheme accepts it: .*scaling"):
+        load_comparison(str(comparison_file(tmp_path, variants={"rope": until}, evaluate_with=yarn)), [])
+
+
 WILD = {"train.learning_rate": 1e38, "train.min_learning_rate": 1e38}
 ADAMW = {"train.steps": 4, "train.eval_every": 2, "train.optimizer": "adamw"}
 

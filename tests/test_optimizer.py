@@ -83,6 +83,20 @@ def test_the_shortest_schedules(schedule):
     assert rates(steps=4, warmup_steps=4, **common) == pytest.approx([0.1, 0.2, 0.3, 0.4], **EXACT)
 
 
+@pytest.mark.parametrize(("schedule", "second"), [("cosine", [2.0, 1.55, 0.65, 0.2]), ("wsd", [2.0, 2.0, 1.1, 0.2])])
+def test_without_the_scheme_the_schedule_begins_again_by_hand(schedule, second):
+    """A warm-up of 3 of 12 steps is one of 1 of 4. Without a peak of its own the second part has that of the first."""
+    common = {"schedule": schedule, "decay_fraction": 0.5, "warmup_steps": 3, "learning_rate": 1.0}
+    common["min_learning_rate"] = 0.1
+    got = rates(steps=16, position_until=0.75, position_free_learning_rate=2.0, **common)
+    assert got[:12] == rates(steps=12, **common)
+    assert got[12:] == pytest.approx(second, **EXACT) and got[15] == 0.2
+    assert rates(steps=16, position_until=0.75, **common)[12:] == pytest.approx([x / 2 for x in second], **EXACT)
+    assert TrainConfig(steps=1000, position_until=0.875).position_steps == 875
+    uneven = rates(steps=11, position_until=0.6, warmup_steps=4, learning_rate=1.0)
+    assert uneven[7:10] == pytest.approx([1 / 3, 2 / 3, 1.0], **EXACT), "7 steps, and of 4 others 16/7 as warm-up: 3"
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("scheme", [*POSITIONS, "throwaway"])
 def test_only_matrices_decay(scheme, tied, monkeypatch, tiny_model):
