@@ -47,9 +47,7 @@ class SSMaxTemperature(Temperature):
 
     def initial(self, config):
         length = max(2, config.max_position_embeddings)
-        mean = (
-            math.lgamma(length + 1) / length
-        )  # without a tensor, which may have no values where a model is only built
+        mean = math.lgamma(length + 1) / length  # log n! / n: a tensor would have no value on the meta device
         return torch.full((config.num_hidden_layers, config.num_attention_heads), self.start or 1 / mean)
 
     def factor(self, n, config, trained):

@@ -166,7 +166,7 @@ class Trainer:
             )
 
     def drop_position(self) -> None:
-        """Goes on without the positional scheme; the weights that remain keep their moments."""
+        """Continues without the positional scheme; the other weights keep their moments."""
         self.model.drop_position()
         self.optimizer = rebuild_optimizer(self.optimizer, self.model, self.settings)
 
