@@ -171,7 +171,7 @@ def with_position(model: Transformer, options: dict) -> Transformer:
     """Another model on the same weights, without a copy, with some options of its scheme replaced.
 
     {"scaling": {"rope_type": "yarn", "factor": 4}} reaches past the trained length. InputError: what the scheme
-    refuses, a scaling in place of one trained with, or what needs position parameters that this model does not have.
+    refuses, a scaling in place of one trained with, or what needs other position parameters than this model has.
     """
     try:
         other = Transformer(model.config.with_position(options), seed=None)
@@ -181,5 +181,5 @@ def with_position(model: Transformer, options: dict) -> Transformer:
     except ValueError as error:
         raise InputError(str(error)) from None
     except RuntimeError:
-        raise InputError(f"position: {options} needs parameters that this model does not have") from None
+        raise InputError(f"position: {options} does not fit the parameters of this model") from None
     return other

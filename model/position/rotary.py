@@ -53,7 +53,7 @@ class Rope(Rotary):
         partial: Literal["neox", "p_rope"] = "neox"
         """fraction < 1: neox spreads the whole ladder over the first channels, p_rope stops its slowest pairs"""
         scaling: AnyScaling | None = None
-        """null, or {rope_type: linear | ntk | yarn | llama3, factor: s, …}"""
+        """null, or {rope_type: linear | ntk | yarn | llama3 | longrope, factor: s, …}"""
 
         def check(self, config):
             super().check(config)
@@ -61,8 +61,8 @@ class Rope(Rotary):
                 raise ValueError(
                     f"position.fraction {self.fraction} of head_dim {config.head_dim} leaves no pair to turn"
                 )
-            if self.scaling and (pairs := self.rotary_dim(config) // 2) < (least := self.scaling.least_pairs):
-                raise ValueError(f"position.scaling {self.scaling.rope_type} needs {least} pairs or more, got {pairs}")
+            if self.scaling:
+                self.scaling.check(self.rotary_dim(config) // 2)
 
         def updated(self, changes):
             if changes.get("scaling") and self.scaling:
@@ -167,8 +167,9 @@ class XPos(Rotary):
 class PoPE(Rotary):
     """Σ_c softplus(q_c) softplus(k_c) cos((m − n)θ_c − δ_c) / √d: what in the radius, where in the angle.
 
-    Gopalakrishnan et al. 2025. θ_c = base^(−c / d) for all d channels; δ in [−2π, 0] is trained per layer and key head.
-    A channel becomes a pair, so that 2d numbers of a key are cached.
+    Gopalakrishnan et al. 2025. θ_c = base^(−c / d) for all d channels; δ is trained per layer and key head. The authors
+    hold it in [−2π, 0]; as an angle it needs no bounds, at which its gradient would end. A channel becomes a pair, so
+    that 2d numbers of a key are cached.
     """
 
     class Options(InLayers.Options):
@@ -185,7 +186,7 @@ class PoPE(Rotary):
         return ladder(2 * self.config.head_dim, self.options.base, device), 1.0
 
     def features(self, layer, q, k):
-        delta = self.delta[layer].clamp(-2 * math.pi, 0.0)
+        delta = self.delta[layer]
         pairs = (q, delta.new_tensor(1.0), delta.new_tensor(0.0)), (k, delta.cos(), delta.sin())
         return tuple(
             torch.stack((F.softplus(x) * real, F.softplus(x) * imaginary), dim=-1).flatten(-2).to(x.dtype)
