@@ -122,7 +122,8 @@ class Transformer(nn.Module):
         else:
             last = int(positions.max())
         if self.position.max_length is not None and last >= self.position.max_length:
-            raise IndexError(f"position {last} lies past the table of {self.position.max_length} positions")
+            known, scheme = self.position.max_length, self.config.position.scheme
+            raise IndexError(f"position {last} lies past the {known} positions that {scheme} has")
         x = self.embed_tokens(input_ids)
         with without_autocast(x.device):  # positions are exact in any precision of the model
             embedding = self.position.embedding(positions)

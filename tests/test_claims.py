@@ -548,7 +548,7 @@ def test_a_learned_table_ends():
             lambda: model(tokens(1, 1), cache),
             lambda: model(tokens(1, 1), positions=torch.tensor([[16]])),
         ):
-            with pytest.raises(IndexError, match="position 16 lies past the table of 16"):
+            with pytest.raises(IndexError, match="position 16 lies past the 16 positions that learned has"):
                 call()
 
 

@@ -52,9 +52,9 @@ def test_a_position_past_the_learned_table_is_an_error_with_both_numbers():
     learned = model({"scheme": "learned", "max_length": 40})
     cache = Cache()
     learned(ids(1, 40), cache)
-    with pytest.raises(IndexError, match="position 40 .* table of 40"):
+    with pytest.raises(IndexError, match="position 40 .* the 40 positions"):
         learned(ids(1, 1), cache)
-    with pytest.raises(IndexError, match="position 57 .* table of 40"):
+    with pytest.raises(IndexError, match="position 57 .* the 40 positions"):
         learned(ids(1, 2), positions=torch.tensor([[56, 57]]))
 
 

@@ -141,12 +141,29 @@ class LearnedTheta(Rotary):
 class XPos(Rotary):
     """Pair i of queries also grows by ζ_i^(m / B), that of keys by ζ_i^(−n / B). Sun et al. 2023, section 3.
 
-    ζ_i = (2i / d + 0.4) / 1.4. Scores see m − n alone, but keys overflow float32 from some position on: 36,260 at B = 512.
+    ζ_i = (2i / d + 0.4) / 1.4. Scores see m − n alone, but keys would overflow float32 from some position on, 36,260 at
+    B = 512: there the scheme ends.
     """
 
     class Options(Rotary.Options):
         scale_base: PositiveFloat = 512.0
         """B: positions over which a pair decays by ζ"""
+
+        def check(self, config):
+            super().check(config)
+            if (reach := self.reach()) < (needed := config.max_position_embeddings):
+                raise ValueError(
+                    f"position.scale_base {self.scale_base}: keys overflow float32 from position {reach} on, "
+                    f"before max_position_embeddings {needed}"
+                )
+
+        def reach(self) -> int:
+            """Positions at which ζ_0^(−n / B) is a number of float32."""
+            return math.ceil(self.scale_base * math.log(torch.finfo(torch.float32).max) / math.log(1.4 / 0.4))
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.max_length = self.options.reach()
 
     def theta(self, device):
         return ladder(self.config.head_dim, self.options.base, device), 1.0
