@@ -141,8 +141,8 @@ class LearnedTheta(Rotary):
 class XPos(Rotary):
     """Pair i of queries also grows by ζ_i^(m / B), that of keys by ζ_i^(−n / B). Sun et al. 2023, section 3.
 
-    ζ_i = (2i / d + 0.4) / 1.4. Scores see m − n alone, but keys would overflow float32 from some position on, 36,260 at
-    B = 512: there the scheme ends.
+    ζ_i = (2i / d + 0.4) / 1.4. Scores see m − n alone, but keys grow beyond float32: at B = 512 the factor overflows from
+    36,261 on, and a key of size 2^20 from 30,595 on, where the scheme ends.
     """
 
     class Options(Rotary.Options):
@@ -158,8 +158,8 @@ class XPos(Rotary):
                 )
 
         def reach(self) -> int:
-            """Positions at which ζ_0^(−n / B) is a number of float32."""
-            return math.ceil(self.scale_base * math.log(torch.finfo(torch.float32).max) / math.log(1.4 / 0.4))
+            """Positions up to which a key of size 2^20, times ζ_0^(−n / B), is within float32."""
+            return math.ceil(self.scale_base * math.log(torch.finfo(torch.float32).max / 2**20) / math.log(1.4 / 0.4))
 
     def __init__(self, config):
         super().__init__(config)
