@@ -2,9 +2,10 @@
 
 from typing import Literal
 
+import torch
 from pydantic import PositiveFloat, PositiveInt, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
-from model.position import POSITIONS, Position, Rope, position_options
+from model.position import POSITIONS, Position, Rope, build_position, position_options
 from settings import FrozenConfig
 
 
@@ -74,5 +75,15 @@ class ModelConfig(FrozenConfig):
         return self
 
     def with_position(self, options: dict) -> "ModelConfig":
-        """The same with some options of the positional scheme replaced; ValueError: what the scheme refuses."""
-        return ModelConfig(**{**self.model_dump(), "position": self.position.updated(options)})
+        """The same with some options of the positional scheme replaced, for a model that is trained.
+
+        ValueError: what the scheme refuses, and what needs other position parameters than the model has.
+        """
+        other = ModelConfig(**{**self.model_dump(), "position": self.position.updated(options)})
+        if other._parameters() != self._parameters():
+            raise ValueError(f"position: {options} does not fit the parameters of this model")
+        return other
+
+    def _parameters(self):
+        with torch.device("meta"):  # their shapes are all that is asked
+            return {name: each.shape for name, each in build_position(self).named_parameters()}

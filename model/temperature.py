@@ -46,7 +46,8 @@ class SSMaxTemperature(Temperature):
     """σ at the start; null: 1 / mean log n over the trained context, so that the mean factor is 1; the paper: 0.43"""
 
     def initial(self, config):
-        mean = torch.arange(1, max(2, config.max_position_embeddings) + 1, dtype=torch.float64).log().mean().item()
+        length = max(2, config.max_position_embeddings)
+        mean = math.lgamma(length + 1) / length  # of log n; computed without tensors, which may hold nothing here
         return torch.full((config.num_hidden_layers, config.num_attention_heads), self.start or 1 / mean)
 
     def factor(self, n, config, trained):

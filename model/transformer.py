@@ -181,6 +181,4 @@ def with_position(model: Transformer, options: dict) -> Transformer:
         raise InputError(one_line(error)) from None
     except ValueError as error:
         raise InputError(str(error)) from None
-    except RuntimeError:
-        raise InputError(f"position: {options} does not fit the parameters of this model") from None
     return other

@@ -7,7 +7,9 @@ import torch
 from pydantic import ValidationError
 
 from base import InputError
+from comparison.design import with_options
 from model.cache import Cache
+from model.checkpoint import load_checkpoint, save_checkpoint
 from model.position import POSITIONS
 from model.transformer import with_position
 from settings import one_line
@@ -114,6 +116,21 @@ def test_one_that_is_trained_is_refused_afterwards_in_one_line(tiny_model):
         with_position(model, option("ssmax"))
     with pytest.raises(InputError, match="does not fit"):  # it would leave a trained number out
         with_position(tiny_model({"scheme": "rope", **option("ssmax")}), {"temperature": None})
+
+
+def test_a_comparison_knows_what_it_cannot_evaluate_with_before_it_trains(tiny_config):
+    """Not after hours, when the first model is measured."""
+    reason = with_options(tiny_config("rope"), option("ssmax"))
+    assert isinstance(reason, str) and reason.endswith("does not fit the parameters of this model")
+    assert not isinstance(with_options(tiny_config("rope"), option("log")), str)
+
+
+@torch.no_grad()
+@KINDS
+def test_a_checkpoint_keeps_its_temperature(kind, tiny_model, tokens, tmp_path):
+    model = tiny_model({"scheme": "rope", **option(kind)}, torch.float32)
+    save_checkpoint(tmp_path / "c", model, {})
+    assert torch.equal(load_checkpoint(tmp_path / "c")(tokens(1, 30)), model(tokens(1, 30)))
 
 
 def test_ssmax_trains_a_number_for_each_layer_and_head(tiny_model, tokens):
