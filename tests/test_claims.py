@@ -8,6 +8,7 @@ float64 program, not from this project. Where a test tells "changes" from "stays
 import re
 import runpy
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from model.attention import AttentionInputs, LinearAttention, SoftmaxAttention, 
 from model.cache import Cache
 from model.config import ModelConfig
 from model.position import POSITIONS, T5, Alibi, build_position, ladder, phases
+from model.scaling import AnyScaling
+from model.temperature import AnyTemperature
 from model.transformer import Transformer
 from rotary_forms import rotation_matrix, to_half, to_interleaved
 from tiny import draw
@@ -221,6 +224,30 @@ def test_slow_pairs_complete_no_turn_within_the_trained_length(head_dim, base, l
     """
     angles = phases(torch.tensor([length]), FIGURES["frequencies"](head_dim, base=base))
     assert int((angles >= 2 * torch.pi).sum()) == expected
+
+
+def test_a_cut_leaves_the_pairs_that_turn():
+    """Claim: only pairs that complete a turn in training should rotate. Chen et al. 2025; arXiv 2603.18017: a config.
+
+    At d = 32 and L = 128: 6 of 16 pairs of base 10,000, or all 8 of half the channels at a base of 20. Other bases at
+    which every pair completes a quarter, half or whole turn: 2L/π, L/π, L/2π (Liu et al. 2024), here 81, 41 and 20.
+    """
+    variants = yaml.safe_load((ROOT / "configs" / "compare_all.yaml").read_text(encoding="utf-8"))["variants"]
+    for name, expected in (("hope", 6), ("rope_id", 8)):
+        options = {k: v for k, v in variants[name]["model.position"].items() if k != "scheme"}
+        theta = FIGURES["frequencies"](32, 128, **options)
+        assert len(theta[theta > 0]) == expected and (128 * theta[theta > 0] >= 2 * torch.pi).all()
+    assert abs(128 * FIGURES["frequencies"](32)[6].item() / (2 * torch.pi) - 0.64) < 0.01
+    assert abs(128 * theta[-1].item() / (2 * torch.pi) - 1.48) < 0.01
+    for base, turns in ((81.48733086305042, 0.25), (40.74366543152521, 0.5), (20.371832715762604, 1.0)):
+        assert abs(128 / base / (2 * torch.pi) - turns) < 1e-12
+
+
+@pytest.mark.parametrize("base, expected", [(100.0, 28), (500.0, 103), (1e4, 474), (5e5, 2089)])
+def test_the_sum_of_cosines_turns_negative_later_for_larger_bases(base, expected):
+    """Claim: the base bounds the context, by where Σ_i cos mθ_i turns negative. Men et al. 2024. The sum does so."""
+    sums = phases(torch.arange(3000), FIGURES["frequencies"](32, base=base)).cos().sum(-1)
+    assert (sums < 0).nonzero()[0].item() == expected
 
 
 def test_one_frequency_collides():
@@ -444,7 +471,7 @@ def test_only_absolute_schemes_count_equal_tokens(scheme):
 def test_a_shift_by_1000_is_seen_by_absolute_schemes_alone(scheme, tiny_model):
     """Claim: relative schemes do not see a shift of the whole text. Holds: logits stay for none, rope, alibi and t5.
 
-    Those of sinusoidal and learned change. Each class says which it is.
+    Those of sinusoidal, learned and fire, past its threshold, change. Each class says which it is.
     """
     options = {"max_length": 2048} if "max_length" in POSITIONS[scheme].Options.model_fields else {}
     model = tiny_model({"scheme": scheme, **options}, max_position_embeddings=16)
@@ -656,7 +683,7 @@ def test_fox_with_constant_gates_is_alibi():
     """Claim: forgetting gates are a data-dependent ALiBi. Lin et al. 2025, section 3. Holds: log f_h = −slope_h gives it.
 
     With b at 0 the gates start at ½, a slope of 0.69, and half of the weight lies on the token itself where all keys are
-    alike; with b at 5 it is on the nearest 103.
+    alike; with b at 5 it is on the nearest 104.
     """
     fox, alibi, ids = transformer("fox"), transformer("alibi"), tokens(2, 40)
     slopes = torch.tensor(Alibi.slopes(4))
@@ -676,7 +703,7 @@ def test_fox_with_constant_gates_is_alibi():
 def test_transformer_xl_needs_no_bias_but_more_channels():
     """Claim: relative attention needs a (T, T) bias. It does not: Dai et al.'s is a plain product over more channels.
 
-    With (s, c) = W_Rᵀ(q + v): q' = (q + u, c sin mθ − … ) beside k' = (k, sin nθ, cos nθ), hidden_size channels more.
+    With (s, c) = W_Rᵀ(q + v): (q + u, c sin mθ − s cos mθ, s sin mθ + c cos mθ) · (k, sin nθ, cos nθ), exactly.
     """
     position, q, k, x = drawn("transformer_xl")
     w, keys = position.projections[0].weight.unflatten(0, (4, 8)), k.repeat_interleave(2, dim=1)
@@ -849,7 +876,7 @@ def test_a_window_that_holds_every_token_is_rope():
 def test_pope_is_largest_at_distance_zero():
     """Claim: in PoPE the angle says where and nothing else. Gopalakrishnan et al. 2025. Holds: at δ = 0 |score| ≤ score(0).
 
-    Under RoPE the angle between query and key moves the peak: for half of random q and k the score at some distance up
+    Under RoPE the angle between query and key moves the peak: for 87 % of random q and k the score at some distance up
     to 8 is above that at 0.
     """
     scheme, q, k = build_position(config("pope")), draw(500, 1, 1, 8), draw(500, 1, 1, 8, seed=1)
@@ -862,7 +889,7 @@ def test_pope_is_largest_at_distance_zero():
     scores = torch.stack([each.sum((1, 2, 3)) for each in at])
     assert (scores[1:].abs() < scores[0]).all()
     rope = torch.stack([score(q[:, 0, 0], k[:, 0, 0], m, 0) for m in range(9)])
-    assert (rope[1:].amax(0) > rope[0]).double().mean() > 0.5
+    assert abs((rope[1:].amax(0) > rope[0]).double().mean().item() - 0.868) < 1e-9
 
 
 # Longer than trained
@@ -959,5 +986,22 @@ def test_the_docs_give_every_option_and_its_default():
     (block,) = re.findall(r"```yaml\n(.+?)```", prose, flags=re.DOTALL)
     shown = {options["scheme"]: options for options in yaml.safe_load_all(block)}
     assert shown.keys() == POSITIONS.keys()
+    common = {"temperature": shown["none"]["temperature"]}  # which all have, and one shows
     for scheme, options in shown.items():
-        assert options == POSITIONS[scheme].Options(scheme=scheme).model_dump()
+        assert common | options == POSITIONS[scheme].Options(scheme=scheme).model_dump()
+
+
+def test_the_docs_give_every_temperature_and_its_options():
+    """The same for the kinds of temperature and of scaling."""
+    prose = (ROOT / "docs" / "positional-encodings.md").read_text(encoding="utf-8")
+    for union, named in ((AnyTemperature, "| `{}` |"), (AnyScaling, "| {} (")):
+        for method in get_args(get_args(union)[0]):
+            (name,) = get_args(method.model_fields.get("kind", method.model_fields.get("rope_type")).annotation)
+            assert named.format(name) in prose
+            for option in method.model_fields.keys() - {
+                "kind",
+                "rope_type",
+                "factor",
+                "original_max_position_embeddings",
+            }:
+                assert f"`{option}`" in prose
