@@ -8,22 +8,27 @@ from settings import FrozenConfig
 
 
 def reference() -> str:
-    """One row a key: its dotted name, its default, and what it means; then the options of each scheme."""
-    rows = _rows(Config, "")
+    """One row a key: its dotted name, its default, and what it means; then the options of the schemes, and whose."""
+    whose = {}
     for scheme, position in POSITIONS.items():
-        rows += _rows(position.Options, "model.position.", f" ({scheme})")
+        for row in _rows(position.Options, "model.position."):
+            whose.setdefault(row, []).append(scheme)
+    rows = [f"| `{key}` | `{default}` | {meaning} |" for key, default, meaning in _rows(Config, "")]
+    for (key, default, meaning), schemes in whose.items():
+        named = "all" if len(schemes) == len(POSITIONS) else ", ".join(schemes)
+        rows.append(f"| `{key}` ({named}) | `{default}` | {meaning} |")
     return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
 
 
-def _rows(config: type[FrozenConfig], prefix: str, suffix: str = "") -> list[str]:
+def _rows(config: type[FrozenConfig], prefix: str) -> list[tuple[str, str, str]]:
     rows = []
     for key, field in config.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, FrozenConfig) and key != "position":
             rows += _rows(field.annotation, f"{prefix}{key}.")
         elif key != "scheme":
             default = "required" if field.is_required() else _yaml(field.default)
-            meaning = " ".join(field.description.split())
-            rows.append(f"| `{prefix}{key}`{suffix} | `{default}` | {meaning} |")
+            meaning = " ".join(field.description.split()).replace("|", r"\|")
+            rows.append((prefix + key, default, meaning))
     return rows
 
 

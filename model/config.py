@@ -2,9 +2,10 @@
 
 from typing import Literal
 
+import torch
 from pydantic import PositiveFloat, PositiveInt, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
-from model.position import POSITIONS, Position, Rope, position_options
+from model.position import POSITIONS, Position, Rope, build_position, position_options
 from settings import FrozenConfig
 
 
@@ -74,8 +75,12 @@ class ModelConfig(FrozenConfig):
         return self
 
     def with_position(self, options: dict) -> "ModelConfig":
-        """The same with some options of the positional scheme replaced; ValueError: what the scheme refuses."""
-        return ModelConfig(**{**self.model_dump(), "position": self.position.updated(options)})
+        """The same with some options of its scheme replaced. ValueError: refused, or in need of other parameters."""
+        other = ModelConfig(**{**self.model_dump(), "position": self.position.updated(options)})
+        mine, others = ({name: t.shape for name, t in build_position(c).state_dict().items()} for c in (self, other))
+        if mine != others:
+            raise ValueError(f"position: {options} needs parameters that this model does not have")
+        return other
 
     def without_position(self) -> "ModelConfig":
         """The same with the scheme `none`; a temperature, which is no matter of order, stays, and acts in all layers."""

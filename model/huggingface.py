@@ -127,6 +127,8 @@ def _position(file, values, shape):
         rope_type = "linear" if "factor" in rope else "default"
     elif share != 1:
         raise InputError(f"{file}: partial_rotary_factor: expected 1 for {rope_type!r:.60}, got {share!r:.60}")
+    if rope_type == "longrope" and (short := rope.pop("short_factor", None)) != rope.get("long_factor"):
+        raise InputError(f"{file}: short_factor: expected the numbers of long_factor, got {short!r:.60}")
     return position | {"scaling": None if rope_type == "default" else {"rope_type": rope_type, **rope}}
 
 

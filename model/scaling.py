@@ -4,7 +4,7 @@ In all of them s is `factor`, L the length trained without scaling, d the rotary
 """
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -16,12 +16,13 @@ from settings import FrozenConfig
 class Scaling(FrozenConfig):
     """Stretches rotary frequencies, so that a model reaches past the length it was trained on."""
 
-    least_pairs: ClassVar[int] = 1  # with fewer the method has no meaning
-
     factor: Annotated[float, Field(ge=1)]
     """s: how many times longer"""
     original_max_position_embeddings: PositiveInt | None = None
     """L: the length trained without scaling; null: max_position_embeddings"""
+
+    def check(self, pairs: int) -> None:
+        """Raises ValueError where the method has no meaning for a ladder of so many pairs."""
 
     def stretched(self, theta: Tensor, dim: int, base: float, length: int) -> tuple[Tensor, float]:
         """The new θ, (d / 2,) float64, and the factor on cos and sin, for the ladder θ of d = dim, base, L = length."""
@@ -52,10 +53,12 @@ class LinearScaling(Scaling):
 class NtkScaling(Scaling):
     """The ladder of base · s^(d / (d − 2)): the fastest pair keeps θ, the slowest gets θ / s (bloc97, 2023)."""
 
-    least_pairs = 2
-
     rope_type: Literal["ntk"]
     """name of the method"""
+
+    def check(self, pairs):
+        if pairs < 2:
+            raise ValueError(f"position.scaling ntk needs 2 pairs or more, got {pairs}")
 
     def stretched(self, theta, dim, base, length):
         pair = torch.arange(len(theta), dtype=theta.dtype, device=theta.device)
@@ -121,4 +124,29 @@ class Llama3Scaling(Scaling):
         return theta * fast + theta / self.factor * (1 - fast), 1.0
 
 
-AnyScaling = Annotated[LinearScaling | NtkScaling | YarnScaling | Llama3Scaling, Field(discriminator="rope_type")]
+class LongRopeScaling(Scaling):
+    """θ_i / λ_i, cos and sin times √(1 + ln s / ln L), with λ from a search that is not done here (Ding et al. 2024)."""
+
+    rope_type: Literal["longrope"]
+    """name of the method"""
+    long_factor: tuple[PositiveFloat, ...]
+    """λ of each pair, the fastest first; they hold at all lengths, also at those below L"""
+    attention_factor: PositiveFloat | None = None
+    """multiplies cos and sin; null: √(1 + ln s / ln L)"""
+
+    def check(self, pairs):
+        if len(self.long_factor) != pairs:
+            raise ValueError(f"position.scaling.long_factor: expected {pairs} numbers, got {len(self.long_factor)}")
+
+    def stretched(self, theta, dim, base, length):
+        factor = self.attention_factor or math.sqrt(1 + math.log(self.factor) / math.log(max(2, length)))
+        return theta / theta.new_tensor(self.long_factor), factor
+
+    def rope_parameters(self, dim, base, length):
+        factors = list(self.long_factor)
+        return super().rope_parameters(dim, base, length) | {"short_factor": factors, "long_factor": factors}
+
+
+AnyScaling = Annotated[
+    LinearScaling | NtkScaling | YarnScaling | Llama3Scaling | LongRopeScaling, Field(discriminator="rope_type")
+]

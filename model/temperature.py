@@ -1,4 +1,4 @@
-"""Factors on the queries, an option of every scheme: how sharp attention is at a position, which is no matter of order.
+"""Factors on the queries, an option of every scheme: how sharp attention is at a position, in whatever order tokens stand.
 
 In all of them n is the number of tokens that a query sees, its position + 1. They are the confounder of every figure
 about length: attention spreads as n grows, whatever the encoding does.
@@ -15,7 +15,7 @@ from settings import FrozenConfig
 
 
 class Temperature(FrozenConfig):
-    """Multiplies the queries, and with them all scores."""
+    """Multiplies the queries, and with them q·k and what a scheme makes of the queries; a bias without them stays."""
 
     def initial(self, config) -> Tensor | None:
         """What of it is trained, at the start; None: nothing."""
@@ -51,7 +51,7 @@ class SSMaxTemperature(Temperature):
         return torch.full((config.num_hidden_layers, config.num_attention_heads), self.start or 1 / mean)
 
     def factor(self, n, config, trained):
-        return [sigma[:, None] * n.log() for sigma in trained.double()]
+        return [sigma[:, None] * n.log() for sigma in trained.to(n)]
 
 
 class FloorTemperature(Temperature):

@@ -128,7 +128,8 @@ class Transformer(nn.Module):
         else:
             last = int(positions.max())
         if self.position.max_length is not None and last >= self.position.max_length:
-            raise IndexError(f"position {last} lies past the table of {self.position.max_length} positions")
+            known, scheme = self.position.max_length, self.config.position.scheme
+            raise IndexError(f"position {last} lies past the {known} positions that {scheme} has")
         x = self.embed_tokens(input_ids)
         with without_autocast(x.device):  # positions are exact in any precision of the model
             embedding = self.position.embedding(positions)
@@ -177,7 +178,7 @@ def with_position(model: Transformer, options: dict) -> Transformer:
     """Another model on the same weights, without a copy, with some options of its scheme replaced.
 
     {"scaling": {"rope_type": "yarn", "factor": 4}} reaches past the trained length. InputError: what the scheme
-    refuses, a scaling in place of one trained with, or what needs position parameters that this model does not have.
+    refuses, a scaling in place of one trained with, or what needs other position parameters than this model has.
     """
     try:
         other = Transformer(model.config.with_position(options), seed=None)
@@ -186,6 +187,4 @@ def with_position(model: Transformer, options: dict) -> Transformer:
         raise InputError(one_line(error)) from None
     except ValueError as error:
         raise InputError(str(error)) from None
-    except RuntimeError:
-        raise InputError(f"position: {options} needs parameters that this model does not have") from None
     return other

@@ -74,7 +74,7 @@ class Sharpening(Position):
 
 ROOT = Path(__file__).parent.parent
 OURS = {path.stem for folder in (ROOT, ROOT / "tests") for path in folder.glob("*.py")}
-OURS |= {path.parent.name for path in ROOT.glob("*/*.py")}
+OURS |= {path.parent.name for path in ROOT.glob("*/*.py")}  # with what lies in folders of them, such as model.position
 
 
 def pytest_configure(config):
@@ -93,7 +93,7 @@ def full(request) -> bool:
 
 
 def readme_schemes() -> dict[str, type[Position]]:
-    """The examples that README tells to put at the end of model/position.py, as they stand."""
+    """The examples that README tells to put at the end of model/position/__init__.py, as they stand."""
     section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n### Add a scheme\n")[1].split("\n###")[0]
     with TemporaryDirectory() as folder:  # in a file, from which options are read with their docs
         file = Path(folder) / "readme_schemes.py"

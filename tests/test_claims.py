@@ -8,6 +8,7 @@ float64 program, not from this project. Where a test tells "changes" from "stays
 import re
 import runpy
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from model.attention import AttentionInputs, LinearAttention, SoftmaxAttention, 
 from model.cache import Cache
 from model.config import ModelConfig
 from model.position import POSITIONS, T5, Alibi, build_position, ladder, phases
+from model.scaling import AnyScaling
+from model.temperature import AnyTemperature
 from model.transformer import Transformer
 from rotary_forms import rotation_matrix, to_half, to_interleaved
 from tiny import draw
@@ -221,6 +224,30 @@ def test_slow_pairs_complete_no_turn_within_the_trained_length(head_dim, base, l
     """
     angles = phases(torch.tensor([length]), FIGURES["frequencies"](head_dim, base=base))
     assert int((angles >= 2 * torch.pi).sum()) == expected
+
+
+def test_a_cut_leaves_the_pairs_that_turn():
+    """Claim: only pairs that complete a turn in training should rotate. Chen et al. 2025; arXiv 2603.18017: a config.
+
+    At d = 32 and L = 128: 6 of 16 pairs of base 10,000, or all 8 of half the channels at a base of 20. Other bases at
+    which every pair completes a quarter, half or whole turn: 2L/π, L/π, L/2π (Liu et al. 2024), here 81, 41 and 20.
+    """
+    variants = yaml.safe_load((ROOT / "configs" / "compare_all.yaml").read_text(encoding="utf-8"))["variants"]
+    for name, expected in (("hope", 6), ("rope_id", 8)):
+        options = {k: v for k, v in variants[name]["model.position"].items() if k != "scheme"}
+        theta = FIGURES["frequencies"](32, 128, **options)
+        assert len(theta[theta > 0]) == expected and (128 * theta[theta > 0] >= 2 * torch.pi).all()
+    assert abs(128 * FIGURES["frequencies"](32)[6].item() / (2 * torch.pi) - 0.64) < 0.01
+    assert abs(128 * theta[-1].item() / (2 * torch.pi) - 1.48) < 0.01
+    for base, turns in ((81.48733086305042, 0.25), (40.74366543152521, 0.5), (20.371832715762604, 1.0)):
+        assert abs(128 / base / (2 * torch.pi) - turns) < 1e-12
+
+
+@pytest.mark.parametrize("base, expected", [(100.0, 28), (500.0, 103), (1e4, 474), (5e5, 2089)])
+def test_the_sum_of_cosines_turns_negative_later_for_larger_bases(base, expected):
+    """Claim: the base bounds the context, by where Σ_i cos mθ_i turns negative. Men et al. 2024. The sum does so."""
+    sums = phases(torch.arange(3000), FIGURES["frequencies"](32, base=base)).cos().sum(-1)
+    assert (sums < 0).nonzero()[0].item() == expected
 
 
 def test_one_frequency_collides():
@@ -444,7 +471,7 @@ def test_only_absolute_schemes_count_equal_tokens(scheme):
 def test_a_shift_by_1000_is_seen_by_absolute_schemes_alone(scheme, tiny_model):
     """Claim: relative schemes do not see a shift of the whole text. Holds: logits stay for none, rope, alibi and t5.
 
-    Those of sinusoidal and learned change. Each class says which it is.
+    Those of sinusoidal, learned and fire, past its threshold, change. Each class says which it is.
     """
     options = {"max_length": 2048} if "max_length" in POSITIONS[scheme].Options.model_fields else {}
     model = tiny_model({"scheme": scheme, **options}, max_position_embeddings=16)
@@ -548,7 +575,7 @@ def test_a_learned_table_ends():
             lambda: model(tokens(1, 1), cache),
             lambda: model(tokens(1, 1), positions=torch.tensor([[16]])),
         ):
-            with pytest.raises(IndexError, match="position 16 lies past the table of 16"):
+            with pytest.raises(IndexError, match="position 16 lies past the 16 positions that learned has"):
                 call()
 
 
@@ -629,6 +656,240 @@ def test_the_normalizer_of_linear_attention_stays_unrotated():
     assert difference(layer(x, AttentionInputs(0, rotation=rotation)), expected) < 1e-5
     rotated_sum = layer.o_proj(((weights @ v) / weights.sum(-1, keepdim=True)).transpose(0, 1).flatten(-2))[None]
     assert difference(rotated_sum, expected) > CHANGED
+
+
+# From content, and sides that differ
+
+
+def scores_of(position, q, k, x):
+    """Scores (B, heads, T, T) of a scheme's first layer, masked, for q (B, heads, T, d), k and x."""
+    places = torch.arange(x.shape[1])
+    bias = position.content_bias(0, x, q, k, places, places, *position.kept(0, x))
+    keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    return (q @ keys.mT / q.shape[-1] ** 0.5 + bias).masked_fill(torch.ones(bias.shape[-2:]).triu(1) > 0, float("-inf"))
+
+
+def drawn(scheme, **options):
+    """A scheme in float64 with parameters of order 1, and q, k and x for it."""
+    position = build_position(config({"scheme": scheme, **options})).double()
+    with torch.no_grad():
+        for seed, parameter in enumerate(position.parameters()):
+            parameter.copy_(0.5 * draw(*parameter.shape, seed=seed))
+    return position, draw(1, 4, 9, 8, seed=91), draw(1, 2, 9, 8, seed=92), draw(1, 9, 32, seed=93)
+
+
+@torch.no_grad()
+def test_fox_with_constant_gates_is_alibi():
+    """Claim: forgetting gates are a data-dependent ALiBi. Lin et al. 2025, section 3. Holds: log f_h = −slope_h gives it.
+
+    With b at 0 the gates start at ½, a slope of 0.69, and half of the weight lies on the token itself where all keys are
+    alike; with b at 5 it is on the nearest 104.
+    """
+    fox, alibi, ids = transformer("fox"), transformer("alibi"), tokens(2, 40)
+    slopes = torch.tensor(Alibi.slopes(4))
+    for gate, b in zip(fox.position.gates, fox.position.b):
+        gate.weight.zero_()
+        b.copy_(-slopes - (-torch.expm1(-slopes)).log())  # σ(b) = e^−slope
+    assert difference(fox(ids), alibi(ids)) < SAME
+    fox.position.b.zero_()
+    assert difference(fox(ids), alibi(ids)) > CHANGED
+    for start, nearest in ((0.0, 1), (5.0, 104)):
+        f = torch.tensor(start, dtype=torch.float64).sigmoid()
+        share = (f ** torch.arange(10_000)).cumsum(0) * (1 - f)
+        assert int((share < 0.5 - 1e-12).sum()) + 1 == nearest
+
+
+@torch.no_grad()
+def test_transformer_xl_needs_no_bias_but_more_channels():
+    """Claim: relative attention needs a (T, T) bias. It does not: Dai et al.'s is a plain product over more channels.
+
+    With (s, c) = W_Rᵀ(q + v): (q + u, c sin mθ − s cos mθ, s sin mθ + c cos mθ) · (k, sin nθ, cos nθ), exactly.
+    """
+    position, q, k, x = drawn("transformer_xl")
+    w, keys = position.projections[0].weight.unflatten(0, (4, 8)), k.repeat_interleave(2, dim=1)
+    s, c = ((q + position.v[:, None]) @ w).chunk(2, dim=-1)
+    phi = phases(torch.arange(9), ladder(32, 10000.0))
+    sin, cos = phi.sin(), phi.cos()
+    wide_q = torch.cat((q + position.u[:, None], c * sin - s * cos, s * sin + c * cos), dim=-1)
+    wide_k = torch.cat((keys, *(t.expand(1, 4, -1, -1) for t in (sin, cos))), dim=-1)
+    wide = F.scaled_dot_product_attention(
+        wide_q, wide_k, x[:, None].expand(-1, 4, -1, -1), is_causal=True, scale=8**-0.5
+    )
+    expected = scores_of(position, q, k, x).softmax(-1) @ x[:, None]
+    assert wide_q.shape[-1] == 8 + 32 and difference(wide, expected) < 1e-12
+    plain = F.scaled_dot_product_attention(q, keys, x[:, None].expand(-1, 4, -1, -1), is_causal=True)
+    assert difference(plain, expected) > CHANGED
+
+
+def test_accumulated_constant_angles_are_rope():
+    """Claim: angles that add up token by token contain RoPE. arXiv 2511.17388, 2606.24975. Holds: constant steps are it.
+
+    Steps that depend on the tokens are another function; scores see only what was added between the two.
+    """
+    q, k = draw(6, 1, 8), draw(6, 1, 8, seed=1)
+
+    def accumulated(steps):
+        phi = steps.cumsum(dim=0)
+        turned = (rotate(x, phi.cos(), phi.sin(), "interleaved")[:, 0] for x in (q, k))
+        return torch.einsum("md,nd->mn", *turned)
+
+    theta, steps = ladder(8, 10000.0).expand(6, -1), draw(6, 4, seed=2)
+    rope = torch.tensor([[score(q[m, 0], k[n, 0], m, n, "interleaved").item() for n in range(6)] for m in range(6)])
+    assert difference(accumulated(theta), rope) < 1e-5
+    assert difference(accumulated(steps), rope) > CHANGED
+    early = steps.clone()
+    early[:3] += 1  # all that stands before token 3
+    assert difference(accumulated(early)[3:, 3:], accumulated(steps)[3:, 3:]) < 1e-12
+
+
+@torch.no_grad()
+def test_the_two_forms_of_deberta_differ_in_a_decoder():
+    """Claim: the third term is looked up at δ(n, m). He et al. 2021, equation 4, as printed; their code has δ(m, n).
+
+    Under a causal mask, where n ≤ m, the printed form reads the lower half of a table of 2κ rows and the second term
+    the upper: the two would share one row. Here both read the same κ rows, by m − n.
+    """
+    kappa, distance = 4, torch.arange(9)[:, None] - torch.arange(9)
+    seen = [(sign * distance).clamp(-kappa, kappa - 1)[distance >= 0] + kappa for sign in (1, -1)]
+    assert set(seen[0].tolist()) == {4, 5, 6, 7} and set(seen[1].tolist()) == {0, 1, 2, 3, 4}
+
+    position, q, k, x = drawn("deberta", rows=kappa)
+    keys = k.repeat_interleave(2, dim=1)
+    to_k, to_q = (w[0].weight.unflatten(0, (4, 8)) for w in (position.to_keys, position.to_queries))
+
+    def scores(sign):
+        rows = torch.cat((position.table.weight.flip(0), position.table.weight))  # κ more for n after m
+        row = [(each * distance).clamp(-kappa, kappa - 1) + kappa for each in (1, sign)]
+        content = torch.einsum("bhmd,hde,mne->bhmn", q, to_k, rows[row[0]])
+        place = torch.einsum("bhnd,hde,mne->bhmn", keys, to_q, rows[row[1]])
+        return (q @ keys.mT + content + place) / 24**0.5
+
+    scaled, _ = position.features(0, q, k)  # by 1/√3
+    got, mask = scores_of(position, scaled, k, x), distance >= 0
+    assert difference(got[..., mask], scores(1)[..., mask]) < 1e-12
+    assert difference(got[..., mask], scores(-1)[..., mask]) > CHANGED
+
+
+def test_keys_of_xpos_overflow_float32():
+    """Claim: xPos reaches any length. Sun et al. 2023. Not with rotated keys in a cache: they grow by 3.5^(n/512).
+
+    At 16,384 tokens that is 2.6e17; from n = 36,261 on it is no number of float32. So here the scheme has an end.
+    """
+    scheme = build_position(config("xpos"))
+    for position, finite in ((36_260, True), (36_261, False)):
+        cos, sin = scheme.key_rotation(torch.tensor([position]))
+        assert (cos.isfinite().all() and sin.isfinite().all()) == finite
+    size = torch.hypot(*(wave.double() for wave in scheme.key_rotation(torch.tensor([16_384]))))
+    assert abs(size[0, 0].item() / 2.5714460626335715e17 - 1) < 1e-6
+    assert scheme.max_length < 36_260
+
+
+@torch.no_grad()
+def test_cope_before_and_after_the_scaling_are_two_functions():
+    """Claim: q·e is added to the scores. Golovneva et al. 2024. Their code adds it before 1/√d, other code after it.
+
+    Here as theirs. With the same e the two differ; with √d · e in one place of the two they are one.
+    """
+    position, q, k, x = drawn("cope", npos=4)
+    plain = (q @ k.repeat_interleave(2, dim=1).mT / 8**0.5).masked_fill(torch.ones(9, 9).triu(1) > 0, float("-inf"))
+    got, seen = scores_of(position, q, k, x), torch.ones(9, 9).tril() > 0
+    gates = torch.where(seen, plain.sigmoid(), 0.0)
+    counts = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=3)
+    e = torch.einsum("bhmd,pd->bhmp", q, position.e[0])
+    share = (1 - (counts[..., None] - torch.arange(4)).abs()).clamp(min=0)  # of each row: those beside the count
+    added = (share * e[..., None, :]).sum(-1)
+    before, after = plain + added / 8**0.5, plain + added
+    assert difference(got[..., seen], before[..., seen]) < 1e-12
+    assert difference(got[..., seen], after[..., seen]) > CHANGED
+    position.e.mul_(8**0.5)
+    assert difference(scores_of(position, q, k, x)[..., seen], after[..., seen]) < 1e-12
+
+
+@torch.no_grad()
+def test_the_power_of_kerple_at_one_is_alibi():
+    """Claim: KERPLE contains ALiBi. Chi et al. 2022, section 4. Holds: −r_1 (m − n) with r_1 the slopes, here trained."""
+    kerple, alibi, ids = transformer({"scheme": "kerple", "kind": "power"}), transformer("alibi"), tokens(2, 40)
+    kerple.position.log_r1.copy_(torch.tensor(Alibi.slopes(4)).log())
+    kerple.position.free_r2.zero_()  # half of 2
+    assert difference(kerple(ids), alibi(ids)) < SAME
+    kerple.position.free_r2.fill_(-1.0)
+    assert difference(kerple(ids), alibi(ids)) > CHANGED
+
+
+@torch.no_grad()
+def test_fire_sees_a_shift_past_its_threshold():
+    """Claim: FIRE is a relative scheme. Li et al. 2024. Up to its threshold, which starts at the trained length.
+
+    Past it distances are divided by what grows with the position of the query, so that all lie between 0 and 1.
+    """
+    position = build_position(config("fire", max_position_embeddings=64))
+    for seed, parameter in enumerate(position.parameters()):
+        if parameter.dim():
+            parameter.copy_(draw(*parameter.shape, seed=seed))
+    here, near, far = (
+        position.bias(start + torch.arange(20), start + torch.arange(20)).tril() for start in (0, 44, 600)
+    )
+    assert difference(near, here) < 1e-5
+    assert difference(far, here) > CHANGED
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind, sees", [("ssmax", True), ("log", True), ("floor", True), ("constant", False)])
+def test_a_temperature_sees_a_shift(kind, sees):
+    """Claim: RoPE with scalable softmax is relative. Nakanishi 2025, equation 3. Not: log n counts from the start.
+
+    So does each temperature that is no constant: a model can tell from it how long the text is, at equal tokens too.
+    """
+    options = {"log": {"length": 16}, "floor": {"length": 16}, "constant": {"value": 2.0}, "ssmax": {}}[kind]
+    model = transformer({"scheme": "rope", "temperature": {"kind": kind, **options}})
+    ids, positions = tokens(2, 12), torch.arange(12).expand(2, -1)
+    change = difference(model(ids, positions=positions + 1000), model(ids, positions=positions))
+    assert (change > 0.01) if sees else (change < SAME)
+
+
+@torch.no_grad()
+def test_a_window_that_holds_every_token_is_rope():
+    """Claim: a sliding window limits what a model sees. Beltagy et al. 2020: each layer adds w − 1 tokens. Holds.
+
+    One that holds the whole text is rope. Of 2 layers with 4 tokens each the last token is reached by 6 before it, and
+    no further; with keep_first by the start as well; with every second layer left out by all.
+    """
+    ids, other = tokens(1, 20), tokens(1, 20)
+    assert difference(transformer({"scheme": "window", "window": 20})(ids), transformer("rope")(ids)) < SAME
+
+    def reach(**options):
+        """Which places the last token's logits depend on."""
+        model, seen = transformer({"scheme": "window", "window": 4, **options}), []
+        for place in range(20):
+            changed = ids.clone()
+            changed[0, place] = (other[0, place] + 7) % 32
+            if difference(model(changed)[0, -1], model(ids)[0, -1]) > 0:
+                seen.append(place)
+        return seen
+
+    assert reach() == reach(rotate=False) == [*range(13, 20)]
+    assert reach(keep_first=1) == [0, *range(13, 20)]
+    assert reach(every=[0]) == [*range(20)]
+
+
+@torch.no_grad()
+def test_pope_is_largest_at_distance_zero():
+    """Claim: in PoPE the angle says where and nothing else. Gopalakrishnan et al. 2025. Holds: at δ = 0 |score| ≤ score(0).
+
+    Under RoPE the angle between query and key moves the peak: for 87 % of random q and k the score at some distance up
+    to 8 is above that at 0.
+    """
+    scheme, q, k = build_position(config("pope")), draw(500, 1, 1, 8), draw(500, 1, 1, 8, seed=1)
+    q_wide, k_wide = scheme.features(0, q, k.expand(-1, -1, 2, -1))
+    at = [
+        rotate(q_wide, *scheme.rotation(torch.tensor([m])), "interleaved")
+        * rotate(k_wide[:, :, :1], *scheme.rotation(torch.tensor([0])), "interleaved")
+        for m in range(9)
+    ]
+    scores = torch.stack([each.sum((1, 2, 3)) for each in at])
+    assert (scores[1:].abs() < scores[0]).all()
+    rope = torch.stack([score(q[:, 0, 0], k[:, 0, 0], m, 0) for m in range(9)])
+    assert abs((rope[1:].amax(0) > rope[0]).double().mean().item() - 0.868) < 1e-9
 
 
 # Longer than trained
@@ -739,5 +1000,22 @@ def test_the_docs_give_every_option_and_its_default():
     (block,) = re.findall(r"```yaml\n(.+?)```", prose, flags=re.DOTALL)
     shown = {options["scheme"]: options for options in yaml.safe_load_all(block)}
     assert shown.keys() == POSITIONS.keys()
+    common = {"temperature": shown["none"]["temperature"]}  # which all have, and one shows
     for scheme, options in shown.items():
-        assert options == POSITIONS[scheme].Options(scheme=scheme).model_dump()
+        assert common | options == POSITIONS[scheme].Options(scheme=scheme).model_dump()
+
+
+def test_the_docs_give_every_temperature_and_its_options():
+    """The same for the kinds of temperature and of scaling."""
+    prose = (ROOT / "docs" / "positional-encodings.md").read_text(encoding="utf-8")
+    for union, named in ((AnyTemperature, "| `{}` |"), (AnyScaling, "| {} (")):
+        for method in get_args(get_args(union)[0]):
+            (name,) = get_args(method.model_fields.get("kind", method.model_fields.get("rope_type")).annotation)
+            assert named.format(name) in prose
+            for option in method.model_fields.keys() - {
+                "kind",
+                "rope_type",
+                "factor",
+                "original_max_position_embeddings",
+            }:
+                assert f"`{option}`" in prose

@@ -138,17 +138,21 @@ def written_out(model, tokens):
                           scheme.bias(positions, positions), scheme.temperature(positions))
         )  # fmt: skip
         q, k = ((x @ p.weight.T).view(length, -1, d).detach() for p in (attention.q_proj, attention.k_proj))
+        q, k = (t.detach()[0] for t in scheme.features(layer, q[None], k[None]))
+        if temperature is not None:
+            q = q * temperature.expand(4, -1).mT[..., None]
         if scheme.overrides("content_bias"):
             seen = x[None], q.transpose(0, 1)[None], k.transpose(0, 1)[None], positions, positions
             bias = scheme.content_bias(layer, *seen, *scheme.kept(layer, x[None]))[0]
         if rotation is not None:
             turns = (torch.complex(*(t.double() for t in how))[:, None] for how in (rotation, key_rotation or rotation))
-            q, k = (torch.complex(t[..., : d // 2], t[..., d // 2 :]) * z for t, z in zip((q, k), turns))
+            in_halves = scheme.layout == "half"
+            pairs = (t.chunk(2, -1) if in_halves else (t[..., 0::2], t[..., 1::2]) for t in (q, k))
+            q, k = (torch.complex(*pair) * z for pair, z in zip(pairs, turns))
         for head in range(4):
             for i in range(length):
-                factor = 1.0 if temperature is None else temperature[head, i].item()
                 for j in range(i + 1):
-                    score = factor * (q[i, head] * k[j, head // 2].conj()).sum().real / math.sqrt(d)
+                    score = (q[i, head] * k[j, head // 2].conj()).sum().real / math.sqrt(d)
                     added = 0.0 if bias is None else bias.expand(4, -1, -1)[head, i, j].item()
                     scores[layer, head, i, j] = score + added
     return scores.softmax(dim=-1), scores

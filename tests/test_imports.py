@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted(
-    path for path in [*ROOT.glob("*.py"), *ROOT.glob("*/*.py")] if path.parent.name not in ("tests", "benchmarks")
+    [*ROOT.glob("*.py"), *ROOT.glob("docs/*.py")]
+    + [path for package in ROOT.glob("*/__init__.py") for path in package.parent.rglob("*.py")]
 )
 STANDARD = sys.stdlib_module_names
 
@@ -32,19 +33,21 @@ def tops(*paths):
 
 
 def of(folder):
-    files = [path for path in FILES if path.parent == ROOT / folder]
+    files = [path for path in FILES if ROOT / folder in path.parents]
     assert files
     return files
 
 
 def test_every_product_file_is_looked_at():
     names = {path.relative_to(ROOT).as_posix() for path in FILES}
-    assert {"train.py", "base.py", "model/position.py", "data/corpus.py", "configs/__init__.py"} <= names
+    assert {"train.py", "base.py", "model/position/base.py", "data/corpus.py", "configs/__init__.py"} <= names
+    folders = {name.split("/")[0] for name in names if "/" in name}
+    assert folders == {"model", "data", "configs", "training", "comparison", "docs"}
 
 
 LIBRARIES = {"tokenizers", "datasets", "pyarrow", "huggingface_hub"}
 REPORTS = {"matplotlib", "numpy", "scipy"}
-OURS = {path.stem if path.parent == ROOT else path.parent.name for path in FILES}
+OURS = {path.relative_to(ROOT).with_suffix("").parts[0] for path in FILES}
 
 
 @pytest.mark.parametrize(
@@ -76,6 +79,16 @@ def test_configs_see_only_config_classes_of_model_and_data():
     below = {name for path in of("configs") for name in imported(path) if name.split(".")[0] in ("model", "data")}
     strangers = {name for name in below if not name.endswith(("Config", "POSITIONS"))}
     assert strangers <= {"model.config", "model.position", "data.config"}
+
+
+def test_the_seam_lies_below_the_families_and_they_below_the_registry():
+    found = {path.stem: imported(path) for path in of("model/position")}
+    families = {f"model.position.{stem}" for stem in found.keys() - {"__init__", "base"}}
+    assert len(families) >= 4 and {*families, "model.position.base"} <= found["__init__"]
+    for stem in found.keys() - {"__init__"}:
+        assert not found[stem] & {"model.position", "model.config", "model.attention", "model.transformer"}
+        assert ("model.position.base" in found[stem]) == (stem != "base")
+    assert not found["base"] & families
 
 
 def test_what_all_may_import_imports_nothing_of_ours():

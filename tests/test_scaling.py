@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from base import InputError
@@ -111,6 +111,39 @@ def test_frequencies_are_those_of_transformers(rope_type, head_dim, base, factor
     theta, attention_factor = scaled(head_dim, base, length, rope_type=rope_type, factor=factor, **options)
     assert torch.allclose(theta.float(), expected, rtol=2e-6, atol=0)  # transformers computes in float32
     assert attention_factor == pytest.approx(expected_factor, rel=1e-12)
+
+
+def test_longrope_divides_each_pair_by_its_own_number():
+    theta, factor = scaled(4, 10000.0, 128, rope_type="longrope", factor=4, long_factor=[1.0, 1.2])
+    assert theta.tolist() == pytest.approx([1.0, 0.008333333333333333], rel=1e-14)
+    assert factor == pytest.approx(1.1338934190276817, rel=1e-14)
+    same = {"rope_type": "longrope", "factor": 4, "long_factor": [4.0] * 32, "attention_factor": 1.0}
+    linear, ours = (scaled(64, 10000.0, 2048, **how) for how in ({"rope_type": "linear", "factor": 4}, same))
+    assert torch.equal(linear[0], ours[0]) and ours[1] == 1.0
+
+
+def longrope_of_transformers(folder, short, long):
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+    theirs = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=31, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+            max_position_embeddings=64, initializer_range=0.3, pad_token_id=None,
+            rope_parameters=rope | {"short_factor": short, "long_factor": long},
+        )
+    ).eval()  # fmt: skip
+    theirs.save_pretrained(folder)
+    return theirs
+
+
+@torch.no_grad()
+def test_a_longrope_llama_is_read_where_its_numbers_are_the_same_at_all_lengths(tmp_path):
+    """Others turn short texts otherwise than long ones, also those whose keys are in the cache."""
+    long = [1.0, 1.5, 3.0, 5.0]
+    theirs, ids = longrope_of_transformers(tmp_path / "same", long, long), torch.arange(30)[None]
+    torch.testing.assert_close(load_checkpoint(tmp_path / "same")(ids), theirs(ids).logits, rtol=0, atol=1e-4)
+    longrope_of_transformers(tmp_path / "other", [1.0] * 4, long)
+    with pytest.raises(InputError, match="short_factor: expected the numbers of long_factor, got .1.0, 1.0"):
+        load_checkpoint(tmp_path / "other")
 
 
 def test_the_original_length_may_differ_from_the_context():

@@ -52,9 +52,9 @@ def test_a_position_past_the_learned_table_is_an_error_with_both_numbers():
     learned = model({"scheme": "learned", "max_length": 40})
     cache = Cache()
     learned(ids(1, 40), cache)
-    with pytest.raises(IndexError, match="position 40 .* table of 40"):
+    with pytest.raises(IndexError, match="position 40 .* the 40 positions"):
         learned(ids(1, 1), cache)
-    with pytest.raises(IndexError, match="position 57 .* table of 40"):
+    with pytest.raises(IndexError, match="position 57 .* the 40 positions"):
         learned(ids(1, 2), positions=torch.tensor([[56, 57]]))
 
 
@@ -85,6 +85,110 @@ def test_t5_buckets_are_those_of_transformers():
     distance = torch.arange(300)
     theirs = transformers.models.t5.modeling_t5.T5Attention._relative_position_bucket(-distance, False, 32, 128)
     assert torch.equal(T5.buckets(distance, 32, 128), theirs)
+
+
+DISTANCES = [0, 1, 2, 5, 16, 127, 128, 1000, 8191]
+KERPLE = {  # r_1, r_2, and the bias at these distances, from an independent float64 program
+    "log": (
+        (1.3, 0.4),
+        [0.0, -0.43741390760757687, -0.7641226643727548, -1.4281959752685425, -2.601924000273162]
+        + [-5.131607194045069, -5.141607243355171, -7.792149855498541, -10.523247415345763],
+    ),
+    "power": (
+        (0.7, 1.5),
+        [0.0, -0.7, -1.9798989873223332, -7.826237921249263, -44.8]
+        + [-1001.8521198260748, -1013.7082815090346, -22135.943621178652, -518923.6078815358],
+    ),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KERPLE)
+def test_kerple_is_the_reference(kind):
+    (r1, r2), expected = KERPLE[kind]
+    built = build_position(config({"scheme": "kerple", "kind": kind})).double()
+    built.log_r1[1] = math.log(r1)
+    built.free_r2[1] = math.log(r2) if kind == "log" else math.log(r2 / (2 - r2))
+    bias = built.bias(torch.tensor([8191]), 8191 - torch.tensor(DISTANCES))
+    assert bias.shape == (4, 1, 9) and bias[1, 0].tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind, last", [("log", (1.75, 0.875)), ("power", (0.875, 1.75))])
+def test_kerple_starts_over_the_ranges_of_the_authors(kind, last):
+    """Theirs are uniform: r_1 to 2 and r_2 to 1 for the logarithm, r_1 to 1 and r_2 to 2 for the power."""
+    built = build_position(config({"scheme": "kerple", "kind": kind}))
+    r2 = built.free_r2.exp() if kind == "log" else 2 * built.free_r2.sigmoid()
+    for found, largest in zip((built.log_r1.exp(), r2), last):
+        assert found.tolist() == pytest.approx([largest * share / 7 for share in (1, 3, 5, 7)], rel=1e-6)
+
+
+def test_the_power_of_kerple_has_a_gradient_at_distance_zero():
+    """That of 0^r_2 is not a number."""
+    built = build_position(config({"scheme": "kerple", "kind": "power"}))
+    built.bias(torch.arange(4), torch.arange(4)).tril().sum().backward()
+    assert all((parameter.grad != 0).all() and parameter.grad.isfinite().all() for parameter in built.parameters())
+
+
+FIRE = {  # (m, n): the bias of two heads, with c = 0.1 and L = 64, from an independent float64 program
+    (0, 0): [-0.48, -0.1],
+    (3, 0): [-0.33449550656097443, -0.20224640079499095],
+    (3, 2): [-0.4271419651599347, -0.13714348394166748],
+    (63, 0): [0.9589875710334115, -1.9017139296789363],
+    (64, 0): [0.97, -1.92],
+    (200, 150): [0.2440713958359329, -0.7891944072908132],
+    (200, 0): [0.97, -1.92],
+    (1000, 999): [-0.45707659004857154, -0.11610834212803083],
+    (1000, 0): [0.97, -1.92],
+}
+
+
+@torch.no_grad()
+def test_fire_is_the_reference():
+    shape = {"num_attention_heads": 2, "max_position_embeddings": 32}
+    built = build_position(config({"scheme": "fire", "width": 4}, **shape)).double()
+    built.c.fill_(-0.1)  # its absolute value counts, and so does that of the multiplier
+    built.multiplier.fill_(-2.0)
+    built.hidden.weight.copy_(torch.tensor([[0.9], [-1.2], [0.5], [2.0]]))
+    built.hidden.bias.copy_(torch.tensor([0.1, 0.8, -0.3, -1.0]))
+    built.heads.weight.copy_(torch.tensor([[0.3, -0.7, 1.1, 0.4], [-0.6, 0.2, 0.9, -1.3]]))
+    built.heads.bias.copy_(torch.tensor([0.05, -0.2]))
+    for (m, n), expected in FIRE.items():
+        bias = built.bias(torch.tensor([m]), torch.tensor([n]))
+        assert bias.flatten().tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"window": 3, "keep_first": 1}, {"window": 3, "keep_first": 1, "rotate": False}])
+def test_a_window_and_the_first_token_are_seen(options):
+    seen = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 0, 1, 1, 1]]
+    built, places = build_position(config({"scheme": "window", **options})), torch.arange(5)
+    assert built.bias(places, places).tril().exp().tril().tolist() == [seen]
+    rotation, rope = built.rotation(places), build_position(config("rope")).rotation(places)
+    assert rotation is None if "rotate" in options else all(map(torch.equal, rotation, rope))
+
+
+def test_what_stands_still_needs_no_pairs():
+    odd = {"head_dim": 7, "position": {"scheme": "window", "rotate": False}}
+    assert Transformer(config(**odd))(ids(1, 3)).isfinite().all()
+    with pytest.raises(ValidationError, match="window rotates pairs: model.head_dim must be even, got 7"):
+        config(**odd | {"position": "window"})
+
+
+@pytest.mark.parametrize("scale_base, positions", [(512, 30595), (1, 60)])
+def test_xpos_ends_before_its_keys_overflow(scale_base, positions):
+    """Logits would be nan. The last positions have keys of 3e32 and queries of 3e-33."""
+    built = model({"scheme": "xpos", "scale_base": scale_base})
+    assert built.position.max_length == positions
+    last = torch.tensor([[positions - 2, positions - 1]])
+    torch.testing.assert_close(built(ids(1, 2), positions=last), built(ids(1, 2)), rtol=0, atol=1e-4)
+    with pytest.raises(IndexError, match=f"position {positions} lies past the {positions} positions that xpos has"):
+        built(ids(1, 2), positions=last + 1)
+
+
+def test_xpos_refuses_a_scale_that_ends_within_the_context():
+    with pytest.raises(
+        ValidationError, match="scale_base 0.3: keys overflow float32 from position 18 on, before .* 32"
+    ):
+        config({"scheme": "xpos", "scale_base": 0.3})
 
 
 def test_partial_rotation_turns_what_it_names():
@@ -127,6 +231,16 @@ def test_the_layout_is_kept_by_a_checkpoint_and_never_read_as_the_other(tmp_path
         {"scheme": "rope", "scaling": {"rope_type": "yarn", "factor": 4}},
         {"scheme": "rope", "scaling": {"rope_type": "llama3", "factor": 4, "original_max_position_embeddings": 16}},
         {"scheme": "rope", "scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 16}},
+        {"scheme": "rope", "scaling": {"rope_type": "longrope", "factor": 4, "long_factor": [1, 1.5, 3, 4.5]}},
+        {
+            "scheme": "rope",
+            "scaling": {
+                "rope_type": "longrope",
+                "factor": 2,
+                "long_factor": [1, 2, 2, 2],
+                "original_max_position_embeddings": 16,
+            },
+        },
         {"scheme": "rope", "partial": "p_rope", "fraction": 0.5},
         {"scheme": "rope", "partial": "p_rope", "fraction": 0.75, "scaling": {"rope_type": "linear", "factor": 2}},
         {"scheme": "rope", "partial": "p_rope", "fraction": 0.75, "scaling": {"rope_type": "ntk", "factor": 2}},
@@ -189,14 +303,16 @@ def test_scaling_can_be_given_to_a_model_trained_without_it(tmp_path):
         load_checkpoint(tmp_path / "a", position_options={"scaling": scaling})
 
 
-@pytest.mark.parametrize(
-    "position", [{"scheme": "rope"}, {"scheme": "alibi"}, {"scheme": "t5"}, {"scheme": "learned_theta"}]
-)
-def test_layers_left_out_compute_as_without_positions(position):
+@torch.no_grad()
+@pytest.mark.parametrize("name", [name for name, cls in POSITIONS.items() if "every" in cls.Options.model_fields])
+def test_layers_left_out_compute_as_without_positions(name):
     """`every` names the first and last of three layers: swapping what the middle one gets must not change it."""
+    position = {"scheme": name, **({"window": 4} if name == "window" else {})}
     acting = [model(position | {"every": every}).position for every in (2, [0, 2])]
     assert [[p.acts_in(layer) for layer in range(3)] for p in acting] == [[False, True, False], [True, False, True]]
     some, all_, none = model(position | {"every": [1]}), model(position), model("none")
+    for parameter in (*some.position.parameters(), *all_.position.parameters()):
+        parameter += 0.1 * draw(*parameter.shape)  # some schemes start as none
     seen = {}
     for name, built in (("some", some), ("all", all_), ("none", none)):
         for layer in range(3):
@@ -218,6 +334,9 @@ def test_layers_left_out_compute_as_without_positions(position):
         ({"scaling": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4}}, "high_freq_factor"),
         ({"scaling": {"rope_type": "linear", "factor": 0.5}}, "factor"),
         ({"scaling": {"rope_type": "cubic", "factor": 2}}, "rope_type"),
+        ({"scaling": {"rope_type": "longrope", "factor": 2}}, "long_factor"),
+        ({"scaling": {"rope_type": "longrope", "factor": 2, "long_factor": [1, 2]}}, "expected 4 numbers, got 2"),
+        ({"scaling": {"rope_type": "longrope", "factor": 2, "long_factor": [1, 2, 0, 4]}}, "long_factor"),
     ],
 )
 def test_options_without_meaning_are_refused(options, named):

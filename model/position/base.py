@@ -17,8 +17,8 @@ class Position(nn.Module):
 
     Four hooks are functions of the positions alone, called once a pass; None: nothing. What they return holds in all
     layers that the scheme acts in, or is a list with an entry for each layer of the model. Positions are integers
-    counted from 0; a negative one marks padding. Results are computed in float64 and cast to float32 at the end,
-    whatever dtype the model or autocast has. Two more hooks see the content, in every layer.
+    counted from 0; a negative one marks padding. Angles and temperatures are computed in float64 and cast to float32,
+    and no result is in less, whatever dtype the model or autocast has. Three more hooks see the content, in each layer.
     """
 
     class Options(FrozenConfig):
@@ -37,7 +37,7 @@ class Position(nn.Module):
             return self.model_dump() | changes
 
     max_length: int | None = None  # number of positions the scheme knows; None: any
-    shift_invariant: bool = True  # whether logits stay the same when all positions grow by as much
+    shift_invariant: bool = True  # whether logits stay when all positions grow by as much; a temperature aside
     layout: str = "half"  # of the channels that a rotation pairs, see `rotate`
     learning_rate_scale: float = 1.0  # learning rate of the scheme's parameters against that of the model
     measured: dict[str, str] = {}  # what metrics() gives, by name, in words

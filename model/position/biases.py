@@ -65,8 +65,9 @@ class T5(InLayers):
 class Kerple(InLayers):
     """−r_1 log(1 + r_2 (m − n)), or −r_1 (m − n)^r_2, with r_1, r_2 > 0 trained for each head. Chi et al. 2022, section 4.
 
-    Their logarithms are trained, r_2 / 2 of the power as a logit, as it stays below 2. Heads start evenly spread over
-    the ranges that the authors draw from.
+    What is trained are logarithms, and for the power, which stays below 2, the logit of r_2 / 2. The heads start evenly
+    spread over the ranges that the authors' code draws from: one number up to 1, and the other, r_1 of the logarithm
+    or r_2 of the power, up to 2.
     """
 
     class Options(InLayers.Options):
@@ -75,9 +76,10 @@ class Kerple(InLayers):
 
     def __init__(self, config):
         super().__init__(config)
-        spread = (torch.arange(config.num_attention_heads) + 0.5) / config.num_attention_heads
-        self.log_r1 = nn.Parameter((2 * spread).log())
-        self.free_r2 = nn.Parameter(spread.log() if self.options.kind == "log" else (spread / 2).logit())
+        spread = (torch.arange(config.num_attention_heads) + 0.5) / config.num_attention_heads  # within 0 and 1
+        is_log = self.options.kind == "log"
+        self.log_r1 = nn.Parameter((2 * spread if is_log else spread).log())
+        self.free_r2 = nn.Parameter(spread.log() if is_log else spread.logit())
 
     def bias(self, q_positions, k_positions):
         distance, r1 = distances(q_positions, k_positions).clamp(min=0), self.log_r1.exp()[:, None, None]
@@ -88,7 +90,7 @@ class Kerple(InLayers):
 
 
 class Fire(InLayers):
-    """An MLP of ψ(m − n) / ψ(max(L, m)), ψ(x) = log(cx + 1), for each head. Li et al. 2024, equation 7.
+    """An MLP of ψ(m − n) / ψ(max(L, m)), ψ(x) = log(cx + 1), for each head. Li et al. 2024, section 3.
 
     c and the threshold L are trained, L from the trained context on. Past it a shift of all positions is seen.
     """
@@ -115,8 +117,8 @@ class Fire(InLayers):
 class Window(Rotary):
     """Only the last `window` tokens and the first `keep_first` are seen, in the layers it acts in.
 
-    Beltagy et al. 2020; Xiao et al. 2024 for the first ones. With rotation, and every other layer left out, it is
-    RNoPE-SWA (Yang et al. 2025): layers that rotate see a window, the others everything, without positions.
+    Beltagy et al. 2020; Xiao et al. 2024 for the first ones. The layers left out see everything, without positions:
+    with every fourth or every other one left out this is iRoPE (Llama 4, 2025) or RNoPE-SWA (Yang et al. 2025).
     """
 
     class Options(Rotary.Options):
@@ -126,6 +128,9 @@ class Window(Rotary):
         """tokens at the start of the text that are always seen"""
         rotate: bool = True
         """whether queries and keys turn, too"""
+
+        def check(self, config):
+            super().check(config) if self.rotate else InLayers.Options.check(self, config)
 
     def theta(self, device):
         return ladder(self.config.head_dim, self.options.base, device), 1.0

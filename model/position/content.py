@@ -10,7 +10,7 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from model.linear import Embedding, Linear
-from model.position.base import InLayers, distances, ladder, phases
+from model.position.base import InLayers, distances, ladder, phase_device, phases
 
 
 def per_layer(config, make) -> nn.ModuleList:
@@ -63,12 +63,23 @@ class TransformerXL(InLayers):
         shape = config.num_attention_heads, config.head_dim
         self.projections = per_layer(config, lambda: Linear(config.hidden_size, shape[0] * shape[1]))
         self.u, self.v = nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.zeros(shape))
+        self.r: Tensor | None = None  # (distances so far, hidden_size): sines take longer than all the rest
+
+    def waves(self, count: int, like: Tensor) -> Tensor:
+        """r_p of the distances from 0 to count − 1, (count, hidden_size), in another tensor's dtype and device."""
+        if self.r is None or len(self.r) < count or (self.r.dtype, self.r.device) != (like.dtype, like.device):
+            device = phase_device(like)
+            with torch.inference_mode(False):  # or what sampling has made could not be trained with
+                phi = phases(torch.arange(2 * count, device=device), ladder(self.config.hidden_size, 10000.0, device))
+                self.r = torch.cat((phi.sin(), phi.cos()), dim=-1).to(like.dtype).to(like.device)
+        return self.r[:count]
 
     def content_bias(self, layer, x, q, k, q_positions, k_positions):
         distance = distances(q_positions, k_positions)
-        phi = phases(torch.arange(int(distance.max()) + 1, device=q.device), ladder(x.shape[-1], 10000.0, q.device))
-        r = self.projections[layer](torch.cat((phi.sin(), phi.cos()), dim=-1).to(q.dtype)).unflatten(-1, self.u.shape)
-        positional = (q + self.v[:, None]) @ r.permute(1, 2, 0)  # (B, heads, Tq, distances)
+        r = self.waves(int(distance.max()) + 1, q).mT
+        w, q_v = self.projections[layer].weight.unflatten(0, self.u.shape), q + self.v[:, None]
+        few = q.shape[-2] < q.shape[-1]  # queries: then w meets them, rather than all distances
+        positional = (q_v @ w) @ r if few else q_v @ (w @ r)  # (B, heads, Tq, distances)
         return (by_distance(positional, distance) + self.u[:, None] @ grouped(k, q).mT) / q.shape[-1] ** 0.5
 
 
@@ -90,10 +101,8 @@ class Deberta(InLayers):
         self.to_keys = per_layer(config, lambda: Linear(config.hidden_size, heads))
         self.to_queries = per_layer(config, lambda: Linear(config.hidden_size, heads))
 
-    def temperature(self, positions):
-        factor = torch.full_like(positions[..., None, :], 3**-0.5, dtype=torch.float32)  # on q·k; q comes so below, too
-        given = super().temperature(positions)
-        return factor if given is None else factor * given
+    def features(self, layer, q, k):
+        return q * 3**-0.5, k  # for q·k; below q comes like this, too
 
     def content_bias(self, layer, x, q, k, q_positions, k_positions):
         keys, queries = (
@@ -110,7 +119,7 @@ class Inkling(InLayers):
     """(x_m W_r) · B_{m−n}: each token mixes a bank of d_rel learned profiles over the distance. Inkling, 2026.
 
     B belongs to a layer and is shared by its heads; it is 0 from `extent` on. The model itself has RMS norms and a
-    scale of 1/d, a temperature and short convolutions too, which are no matter of positions.
+    scale of 1/d, a temperature and short convolutions too, which are not about positions.
     """
 
     class Options(InLayers.Options):

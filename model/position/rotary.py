@@ -53,7 +53,7 @@ class Rope(Rotary):
         partial: Literal["neox", "p_rope"] = "neox"
         """fraction < 1: neox spreads the whole ladder over the first channels, p_rope stops its slowest pairs"""
         scaling: AnyScaling | None = None
-        """null, or {rope_type: linear | ntk | yarn | llama3, factor: s, …}"""
+        """null, or {rope_type: linear | ntk | yarn | llama3 | longrope, factor: s, …}"""
 
         def check(self, config):
             super().check(config)
@@ -61,8 +61,8 @@ class Rope(Rotary):
                 raise ValueError(
                     f"position.fraction {self.fraction} of head_dim {config.head_dim} leaves no pair to turn"
                 )
-            if self.scaling and (pairs := self.rotary_dim(config) // 2) < (least := self.scaling.least_pairs):
-                raise ValueError(f"position.scaling {self.scaling.rope_type} needs {least} pairs or more, got {pairs}")
+            if self.scaling:
+                self.scaling.check(self.rotary_dim(config) // 2)
 
         def updated(self, changes):
             if changes.get("scaling") and self.scaling:
@@ -141,12 +141,29 @@ class LearnedTheta(Rotary):
 class XPos(Rotary):
     """Pair i of queries also grows by ζ_i^(m / B), that of keys by ζ_i^(−n / B). Sun et al. 2023, section 3.
 
-    ζ_i = (2i / d + 0.4) / 1.4. Scores see m − n alone, but keys overflow float32 from some position on: 36,260 at B = 512.
+    ζ_i = (2i / d + 0.4) / 1.4. Scores see m − n alone, but keys grow beyond float32: at B = 512 the factor overflows from
+    36,261 on, and a key of size 2^20 from 30,595 on, where the scheme ends.
     """
 
     class Options(Rotary.Options):
         scale_base: PositiveFloat = 512.0
         """B: positions over which a pair decays by ζ"""
+
+        def check(self, config):
+            super().check(config)
+            if (reach := self.reach()) < (needed := config.max_position_embeddings):
+                raise ValueError(
+                    f"position.scale_base {self.scale_base}: keys overflow float32 from position {reach} on, "
+                    f"before max_position_embeddings {needed}"
+                )
+
+        def reach(self) -> int:
+            """Positions up to which a key of size 2^20, times ζ_0^(−n / B), is within float32."""
+            return math.ceil(self.scale_base * math.log(torch.finfo(torch.float32).max / 2**20) / math.log(1.4 / 0.4))
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.max_length = self.options.reach()
 
     def theta(self, device):
         return ladder(self.config.head_dim, self.options.base, device), 1.0
@@ -167,8 +184,9 @@ class XPos(Rotary):
 class PoPE(Rotary):
     """Σ_c softplus(q_c) softplus(k_c) cos((m − n)θ_c − δ_c) / √d: what in the radius, where in the angle.
 
-    Gopalakrishnan et al. 2025. θ_c = base^(−c / d) for all d channels; δ in [−2π, 0] is trained per layer and key head.
-    A channel becomes a pair, so that 2d numbers of a key are cached.
+    Gopalakrishnan et al. 2025. θ_c = base^(−c / d) for all d channels; δ is trained per layer and key head. The authors
+    hold it in [−2π, 0]; as an angle it needs no bounds, at which its gradient would end. A channel becomes a pair, so
+    that 2d numbers of a key are cached.
     """
 
     class Options(InLayers.Options):
@@ -185,7 +203,7 @@ class PoPE(Rotary):
         return ladder(2 * self.config.head_dim, self.options.base, device), 1.0
 
     def features(self, layer, q, k):
-        delta = self.delta[layer].clamp(-2 * math.pi, 0.0)
+        delta = self.delta[layer]
         pairs = (q, delta.new_tensor(1.0), delta.new_tensor(0.0)), (k, delta.cos(), delta.sin())
         return tuple(
             torch.stack((F.softplus(x) * real, F.softplus(x) * imaginary), dim=-1).flatten(-2).to(x.dtype)
