@@ -29,11 +29,7 @@ class Scaling(FrozenConfig):
 
     def rope_parameters(self, dim: int, base: float, length: int) -> dict:
         """`rope_parameters` with which `transformers` computes the same."""
-        return {
-            "rope_theta": base,
-            **self.model_dump(exclude_none=True),
-            "original_max_position_embeddings": length,
-        }
+        return {"rope_theta": base, **self.model_dump(exclude_none=True), "original_max_position_embeddings": length}
 
 
 class LinearScaling(Scaling):

@@ -93,11 +93,7 @@ class Transformer(nn.Module):
                     module.bias.zero_()
 
     def forward(
-        self,
-        input_ids: Tensor,
-        cache: Cache | None = None,
-        positions: Tensor | None = None,
-        logits_to_keep: int = 0,
+        self, input_ids: Tensor, cache: Cache | None = None, positions: Tensor | None = None, logits_to_keep: int = 0
     ) -> Tensor:
         """Logits (B, T, vocab_size) of input_ids (B, T), or of the last logits_to_keep positions alone.
 
