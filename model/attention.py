@@ -1,4 +1,4 @@
-"""Rotation of queries and keys, and causal softmax attention with grouped queries."""
+"""Rotation of queries and keys, and causal attention with grouped queries, softmax or linear."""
 
 from dataclasses import dataclass
 
