@@ -15,6 +15,9 @@ LIGHT = ("#0072b2", "#c24e00", "#007a5a", "#a6407f", "#8a6d00", "#3a3a3a", "#2a8
 DARK = ("#56b4e9", "#ff9b54", "#2fc79a", "#e58cc3", "#e6cf4a", "#d0d0d0", "#9ad4f5", "#ff8a80")
 DASHES, MARKERS = ("-", "--", ":", "-."), "os^Dv<>P"
 INK = "#010203"  # a placeholder for the colour of the surrounding text
+# of matplotlib's SVG: all up to the drawing itself, and what the page sets or no reader needs
+UNUSED = r"""\A.*?<svg.*?> | <metadata>.*?</metadata> | <defs>\s*<style.*?</style>\s*</defs> | <!--.*?-->
+    | [ ]font-family:[^;]*; | \btransform="rotate\(-0[ ][^"]*" """
 WIDTH, HEIGHT = 4.8, 3.4  # inches; small, so that letters stay readable on a phone
 
 
@@ -68,22 +71,19 @@ def palette() -> str:
 
 def inline_svg(plot: Plot) -> str:
     """The plot as an <svg> for an HTML page that has `palette` in its style, with its title and description."""
-    text = re.sub("^.*?(?=<svg)", "", _draw(plot), flags=re.S)
-    text = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>|<!--.*?-->", "", text, flags=re.S)
+    drawn, title, words = _draw(plot), f"{plot.name}-title", f"{plot.name}-description"
+    size = re.search(r'viewBox="[^"]*"', drawn)[0]
+    text = re.sub(UNUSED, "", drawn, flags=re.S | re.X)
     text = re.sub(r'(?<= id=")|(?<=href="#)|(?<=url\(#)', f"{plot.name}-", text)  # one page holds many plots
     for i, colour in enumerate(LIGHT):
         text = text.replace(colour, f"var(--c{i})")
-    text = text.replace(INK, "currentColor").replace("xlink:href", "href")
-    text = re.sub(r' xmlns:xlink="[^"]*"| font-family: [^;]*;|\btransform="rotate\(-0 [^"]*"', "", text)
-    text = re.sub(r"\s*\n\s*", " ", text)
-    title, words = f"{plot.name}-title", f"{plot.name}-description"
-    size = re.search(r'viewBox="[^"]*"', text)[0]
+    text = re.sub(r"\s*\n\s*", " ", text.replace(INK, "currentColor").replace("xlink:href", "href"))
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="{title} {words}" '
         f'stroke-linejoin="round"><title id="{title}">{escape(plot.title)}</title>'
         f'<desc id="{words}">{escape(plot.description)}</desc>'
     )
-    return head + text[text.index(">") + 1 :].strip()
+    return head + text.strip()
 
 
 def svg_file(plot: Plot) -> str:

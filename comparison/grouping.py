@@ -52,11 +52,8 @@ def differing(variants: dict[str, RunFolder]) -> dict[str, dict]:
     """For each variant, given by one of its runs, the settings in which the variants differ."""
     found = {variant: settings(run) for variant, run in variants.items()}
     keys = list(dict.fromkeys(key for values in found.values() for key in values))
-
-    def unlike(key):
-        return len({json.dumps(values.get(key, ...), default=str) for values in found.values()}) > 1
-
-    several = [key for key in keys if unlike(key)]
+    first, *others = found.values()
+    several = [key for key in keys if any(values.get(key, ...) != first.get(key, ...) for values in others)]
     return {variant: {key: values[key] for key in several if key in values} for variant, values in found.items()}
 
 

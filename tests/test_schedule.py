@@ -14,7 +14,7 @@ from test_compare import comparison_file
 import compare as program
 from base import InputError
 from comparison import schedule
-from comparison.design import load_comparison, shell, train_arguments
+from comparison.design import load_comparison, shell
 from comparison.schedule import Progress, train_all
 from configs import load_config
 from tiny import call, killed_before_step, rows, weights
@@ -26,9 +26,8 @@ ROOT = Path(__file__).parent.parent
 
 def planned(folder, **changes):
     """The configs of a comparison's runs and their arguments."""
-    path = str(comparison_file(folder, **changes))
-    comparison, runs = load_comparison(path, [])
-    return [config for some in runs.values() for config in some], train_arguments(comparison, path)
+    _, runs, arguments = load_comparison(str(comparison_file(folder, **changes)), [])
+    return [config for some in runs.values() for config in some], arguments
 
 
 def test_the_list_has_a_command_for_each_run_that_trains_just_it(tmp_path, capsys, monkeypatch):
@@ -41,7 +40,7 @@ def test_the_list_has_a_command_for_each_run_that_trains_just_it(tmp_path, capsy
     monkeypatch.chdir(ROOT)
     assert call(program, path, "--list", "seeds=[0, 3]", "train.grad_clip=null") == 0
     lines = capsys.readouterr().out.splitlines()
-    _, runs = load_comparison(str(path), ["seeds=[0, 3]", "train.grad_clip=null"])
+    _, runs, _ = load_comparison(str(path), ["seeds=[0, 3]", "train.grad_clip=null"])
     every = [config for some in runs.values() for config in some]
     assert len(lines) == len(every) == 8
     for line, config in zip(lines, every):
@@ -200,5 +199,5 @@ def test_the_base_is_named_from_the_current_folder(tmp_path):
     comparison_file(tmp_path)
     values = yaml.safe_load((tmp_path / "cmp.yaml").read_text())
     path.write_text(yaml.safe_dump({**values, "base": "../base.yaml"}))
-    comparison, _ = load_comparison(str(path), [])
-    assert Path(train_arguments(comparison, str(path))["rope-seed0"][0]).samefile(tmp_path / "base.yaml")
+    _, _, arguments = load_comparison(str(path), [])
+    assert Path(arguments["rope-seed0"][0]).samefile(tmp_path / "base.yaml")
