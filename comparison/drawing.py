@@ -58,7 +58,7 @@ class Plot:
         lines = [dict(series.points) for series in self.series]
         xs = sorted({x for line in lines for x in line})
         header = [self.x, *(series.label for series in self.series)]
-        return header, [[self.ticks[x] if self.ticks else x, *(line.get(x) for line in lines)] for x in xs]
+        return header, [[x, *(line.get(x) for line in lines)] for x in xs]
 
 
 def palette() -> str:
@@ -112,8 +112,7 @@ def _draw(plot: Plot) -> str:
         for series in plot.series:
             colour = LIGHT[series.colour % len(LIGHT)]
             style = DASHES[(series.dash + series.colour // len(LIGHT)) % len(DASHES)]
-            xs = [x for x, _ in series.points]
-            ys = [math.nan if y is None else y for _, y in series.points]
+            xs, ys = zip(*series.points)  # matplotlib takes None as a gap
             marker = MARKERS[series.colour % len(MARKERS)] if len(xs) <= 40 else None
             axes.plot(xs, ys, style, color=colour, marker=marker, linewidth=1.3, label=series.label)
             if series.band:

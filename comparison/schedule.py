@@ -49,9 +49,9 @@ def _in_processes(waiting, jobs, arguments, progress):
     active: list[_Process] = []
     try:
         while waiting or active:
-            begun = waiting[: jobs - len(active)]
+            free = jobs - len(active)
+            begun, waiting = waiting[:free], waiting[free:]
             active += [_Process(config, arguments[config.name], jobs) for config in begun]
-            waiting = waiting[len(begun) :]
             line = progress.line([process.config for process in active])
             if sys.stderr.isatty():
                 print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)

@@ -2,7 +2,7 @@
 
 from comparison.formats import count, interval, p_value
 from comparison.inference import ALPHA, MIN_SEEDS, Difference
-from comparison.results import RateSpread, Results, Run, VariantSummary
+from comparison.results import RateSpread, Results, VariantSummary
 
 Summary = dict[str, VariantSummary]
 
@@ -13,7 +13,7 @@ def sentences(results: Results) -> list[str]:
     others = {variant: row.difference for variant, row in summary.items() if variant != baseline}
     verdicts = [difference.verdict for difference in others.values()]
     said = [_headline(others, baseline), _baseline(summary[baseline], baseline, unit)]
-    said += [_diverged(variant, runs, summary) for variant, runs in results.diverged.items()]
+    said += [_diverged(variant, results.sweep[variant], summary) for variant in results.diverged]
     family = sum(difference.p is not None for difference in others.values())
     said += [_difference(variant, difference, baseline, unit, family) for variant, difference in others.items()]
     if "within the noise" in verdicts:
@@ -30,14 +30,10 @@ def sentences(results: Results) -> list[str]:
 
 
 def _headline(others: dict[str, Difference], baseline: str) -> str:
-    texts = {
-        "worse": f"Beyond the noise, worse than {baseline}: ",
-        "better": f"Beyond the noise, better than {baseline}: ",
-        "within the noise": f"Indistinguishable from {baseline}: ",
-        "no claim": "Too few seeds for a claim: ",
-    }
+    texts = {side: f"Beyond the noise, {side} than {baseline}" for side in ("worse", "better")}
+    texts |= {"within the noise": f"Indistinguishable from {baseline}", "no claim": "Too few seeds for a claim"}
     found = {kind: [variant for variant, one in others.items() if one.verdict == kind] for kind in texts}
-    said = [f"{texts[kind]}{', '.join(some)}." for kind, some in found.items() if some]
+    said = [f"{texts[kind]}: {', '.join(some)}." for kind, some in found.items() if some]
     return " ".join(said) or "Nothing to compare."
 
 
@@ -47,15 +43,13 @@ def _baseline(row: VariantSummary, baseline: str, unit: str) -> str:
     return f"The baseline {baseline} ends at {row.val_loss.mean:.4f} {unit}, {noise}."
 
 
-def _diverged(variant: str, runs: list[Run], summary: Summary) -> str:
-    by_rate = {}
-    for run in runs:
-        by_rate.setdefault(run.learning_rate, []).append(str(run.seed))
-    found = [f"learning rate {rate:g}, seed{'s' * (len(some) > 1)} {', '.join(some)}" for rate, some in by_rate.items()]
+def _diverged(variant: str, rates: list[RateSpread], summary: Summary) -> str:
+    lost = {rate.learning_rate: ", ".join(map(str, rate.diverged)) for rate in rates if rate.diverged}
+    found = [f"learning rate {rate:g}, seed{'s' * (',' in seeds)} {seeds}" for rate, seeds in lost.items()]
     said = f"{variant} diverged with {' and with '.join(found)}"
     if variant not in summary:
         return f"{said}: in every run, so it has no numbers."
-    if summary[variant].learning_rate in by_rate:
+    if summary[variant].learning_rate in lost:
         return f"{said}: its means are over the other seeds, which flatters it."
     return f"{said}, which is not used."
 
@@ -86,20 +80,16 @@ def _courses(summary: Summary, others: dict[str, Difference], baseline: str) -> 
         curve = summary[variant].difference_curve
         if difference.p is None or not curve:
             continue
-        behind = [point.x for point in curve if point.low > 0]
+        behind, start = [point.x for point in curve if point.low > 0], f"{variant} is behind {baseline}"
         if not behind:
             never.append(variant)
         elif behind[-1] < curve[-1].x:
-            said.append(
-                f"{variant} is behind {baseline} up to {count(behind[-1])} training tokens, and not after that."
-            )
+            said.append(f"{start} up to {count(behind[-1])} training tokens, and not after that.")
         else:
             base, last = summary[baseline].curve, summary[variant].curve[-1].mean
-            as_good = next((point.x for point in base if point.mean <= last), base[-1].x)
-            said.append(
-                f"{variant} is behind {baseline} to the end, at {count(curve[-1].x)} training tokens, with a loss "
-                f"that {baseline} had reached by {count(as_good)}."
-            )
+            as_good = count(next((point.x for point in base if point.mean <= last), base[-1].x))
+            end = f"to the end, at {count(curve[-1].x)} training tokens"
+            said.append(f"{start} {end}, with a loss that {baseline} had reached by {as_good}.")
     if never:
         said.append(f"Not behind {baseline} at any evaluation: {', '.join(never)}.")
     return said and [*said[:-1], f"{said[-1]} (Behind: the pointwise 95 % interval lies above zero.)"]
