@@ -20,7 +20,6 @@ from comparison.summary import best_rate, summarize, sweep
 from configs import Config
 from data.corpus import load_corpus
 from data.synthetic import TRAINED_LENGTHS, task_of
-from training.loop import train
 from training.run import RunFolder
 from training.versions import versions
 
@@ -49,7 +48,7 @@ def compare(
             corpora.of(run)
     if jobs > 1:
         load_corpus(every[0].data)  # or each process would tokenize it
-    train_all(every, train, jobs, arguments)
+    train_all(every, jobs, arguments)
     groups = {variant: [open_run(config.folder) for config in runs] for variant, runs in configs.items()}
     results = gather(groups, comparison.baseline, comparison.name, corpora, comparison)
     return write(results, comparison.folder, comparison=comparison.model_dump(mode="json"))

@@ -121,11 +121,9 @@ def _draw(plot: Plot) -> str:
         if plot.zero:
             axes.axhline(0, color=INK, linewidth=0.7)
         if plot.mark:
-            axes.axvline(plot.mark[0], color=INK, linewidth=0.7, linestyle=":")
-            axes.annotate(
-                plot.mark[1], (plot.mark[0], 1), (3, -2), xycoords=("data", "axes fraction"),
-                textcoords="offset points", va="top", fontsize=8,
-            )  # fmt: skip
+            x, meaning = plot.mark
+            axes.axvline(x, color=INK, linewidth=0.7, linestyle=":")
+            axes.annotate(meaning, (x, 1), (3, -2), ("data", "axes fraction"), "offset points", va="top", fontsize=8)
         axes.set(xlabel=plot.x, ylabel=plot.y, xscale="log" if plot.log_x else "linear")
         xs = [x for series in plot.series for x, _ in series.points]
         if plot.ticks:

@@ -5,23 +5,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 
 from base import InputError
 from comparison.design import TRAIN
 from configs import Config
+from training.loop import train
 from training.run import RunFolder
 
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 60  # for a training to save itself and stop
 
 
-def train_all(configs: list[Config], train: Callable, jobs: int, arguments: dict[str, list[str]]) -> None:
+def train_all(configs: list[Config], jobs: int, arguments: dict[str, list[str]]) -> None:
     """Trains what has neither finished nor diverged; half-finished runs continue.
 
-    train: trains one config in this process, for one job. With more, that many processes of train.py run at a time,
-    each with its share of the threads; arguments: those of each run, by its name. The first failure that is not a
-    divergence ends all with an InputError; then, and when this process is stopped, the other processes are stopped.
+    With several jobs that many processes of train.py run at a time, each with its share of the threads. arguments:
+    those of each run, by its name. The first failure that is not a divergence ends all with an InputError; then, and
+    when this process is stopped, the other processes are stopped.
     """
     progress = Progress(configs)
     waiting = [config for config in configs if progress.left[config.name]]

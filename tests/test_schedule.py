@@ -69,15 +69,15 @@ def test_side_by_side_gives_the_same_runs(tmp_path, monkeypatch):
     changes["baseline"] = "none"
     for folder in (alone, together):
         folder.mkdir()
-    train_all(planned(alone, **changes)[0], train, 1, {})
+    train_all(planned(alone, **changes)[0], 1, {})
     configs, arguments = planned(together, **changes)
     with killed_before_step(4):
         train(configs[1])
-    train_all(configs, pytest.fail, 2, arguments)
+    train_all(configs, 2, arguments)
     for config in configs:
         one, two = (folder / "runs" / "cmp" / config.name for folder in (alone, together))
         assert weights(one) == weights(two) and rows(one) == rows(two)
-    train_all(configs, pytest.fail, 2, {})
+    train_all(configs, 2, {})
 
 
 STAND_IN = """
@@ -103,18 +103,17 @@ def test_one_that_fails_ends_all_with_its_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr(schedule, "_Process", Watched)
     with pytest.raises(InputError, match="bad-seed0: model: too large, and so on$"):
-        train_all(configs, pytest.fail, 2, arguments)
+        train_all(configs, 2, arguments)
     assert len(begun) == 2 and all(process.poll() is not None for process in begun)
 
 
-def test_a_failure_other_than_diverging_ends_all_in_one_process_too(tmp_path):
-    configs, _ = planned(tmp_path)
-
+def test_a_failure_other_than_diverging_ends_all_in_one_process_too(tmp_path, monkeypatch):
     def fail(config, resume):
         raise InputError("no room")
 
+    monkeypatch.setattr(schedule, "train", fail)
     with pytest.raises(InputError, match="no room"):
-        train_all(configs, fail, 1, {})
+        train_all(planned(tmp_path)[0], 1, {})
 
 
 def test_a_stopped_comparison_leaves_no_training_behind(tmp_path):
@@ -149,13 +148,13 @@ def test_the_threads_are_shared_out(tmp_path, monkeypatch):
     monkeypatch.setattr(schedule, "POLL_SECONDS", 0)
     monkeypatch.setenv("OMP_NUM_THREADS", "12")
     configs, arguments = planned(tmp_path)
-    train_all(configs, pytest.fail, 4, arguments)
+    train_all(configs, 4, arguments)
     assert [threads for _, threads in given] == ["3"] * 4
-    train_all(configs, pytest.fail, 64, arguments)
+    train_all(configs, 64, arguments)
     assert [threads for _, threads in given[4:]] == ["1"] * 4
     monkeypatch.delenv("OMP_NUM_THREADS")
     alive.clear()
-    train_all(configs, pytest.fail, 2, arguments)
+    train_all(configs, 2, arguments)
     assert int(given[-1][1]) == max(1, os.cpu_count() // 2)
     assert alive == [1, 2, 1, 0, 1, 2, 1, 0], "four runs, two at a time"
 
