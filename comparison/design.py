@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +90,9 @@ def load_comparison(
     return comparison, configs, arguments
 
 
-def _run_overrides(comparison: CompareConfig, variant: str) -> list[dict[str, Any]]:
+def _run_overrides(comparison: CompareConfig, variant: str) -> Iterator[dict[str, Any]]:
     """dotted.key: value of each run of a variant, over the base; InputError for a key that each run sets itself."""
-    own, runs = _dotted(comparison.settings) | _dotted(comparison.variants[variant]), []
+    own = _dotted(comparison.settings) | _dotted(comparison.variants[variant])
     for rate in comparison.learning_rates or [None]:
         swept = {} if rate is None else {"train.learning_rate": rate}
         for seed in comparison.seeds:
@@ -99,8 +100,7 @@ def _run_overrides(comparison: CompareConfig, variant: str) -> list[dict[str, An
             place = {**swept, "seed": seed, "name": name, "runs_dir": str(comparison.folder)}
             if taken := [key for key in own if key in place]:
                 raise InputError(f"{taken[0]}: cannot be set here, each run sets its own {', '.join(place)}")
-            runs.append({**own, **place})
-    return runs
+            yield {**own, **place}
 
 
 def _dotted(values: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 LIGHT = ("#0072b2", "#c24e00", "#007a5a", "#a6407f", "#8a6d00", "#3a3a3a", "#2a8bc4", "#b3261e")
 DARK = ("#56b4e9", "#ff9b54", "#2fc79a", "#e58cc3", "#e6cf4a", "#d0d0d0", "#9ad4f5", "#ff8a80")
 DASHES, MARKERS = ("-", "--", ":", "-."), "os^Dv<>P"
+DARK_MODE = "@media (prefers-color-scheme: dark)"
 INK = "#010203"  # a placeholder for the colour of the surrounding text
 # of matplotlib's SVG: all up to the drawing itself, and what the page sets or no reader needs
 UNUSED = r"""\A.*?<svg.*?> | <metadata>.*?</metadata> | <defs>\s*<style.*?</style>\s*</defs> | <!--.*?-->
@@ -64,9 +65,7 @@ class Plot:
 def palette() -> str:
     """CSS that gives the plots' colours, in light and in dark mode."""
     light, dark = (" ".join(f"--c{i}: {c};" for i, c in enumerate(colours)) for colours in (LIGHT, DARK))
-    return (
-        f":root {{ color-scheme: light dark; {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-    )
+    return f":root {{ color-scheme: light dark; {light} }}\n{DARK_MODE} {{ :root {{ {dark} }} }}\n"
 
 
 def inline_svg(plot: Plot) -> str:
@@ -90,7 +89,7 @@ def svg_file(plot: Plot) -> str:
     """The plot as a file of its own."""
     style = (
         f"<style>{palette()}svg {{ color: #1a1a1a; font-family: system-ui, sans-serif; }}\n"
-        "@media (prefers-color-scheme: dark) { svg { color: #e6e6e6; } }</style>"
+        f"{DARK_MODE} {{ svg {{ color: #e6e6e6; }} }}</style>"
     )
     return inline_svg(plot).replace("<title", f"{style}<title", 1)
 
@@ -100,7 +99,6 @@ def _draw(plot: Plot) -> str:
         "svg.fonttype": "none",  # letters stay text
         "svg.hashsalt": plot.name,  # the same numbers give the same file
         "font.size": 9,
-        "font.family": "sans-serif",
         **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
         "axes.spines.top": False,
         "axes.spines.right": False,

@@ -10,8 +10,6 @@ from comparison.results import MeasuredRun, Run
 from configs import load_config
 from training.run import RUNTIME_KEYS, RunFolder, flat
 
-PLACE = ("seed", *RUNTIME_KEYS)
-
 
 def open_run(folder: Path) -> RunFolder:
     """The run in a folder, which may have moved; InputError where there is none, or it is not finished."""
@@ -27,7 +25,7 @@ def open_run(folder: Path) -> RunFolder:
 def settings(run: RunFolder) -> dict:
     """dotted.key: value of what a run trains, without its seed, place and logging."""
     values = flat(run.config.model_dump(mode="json"))
-    return {key: value for key, value in values.items() if not key.startswith(PLACE)}
+    return {key: value for key, value in values.items() if not key.startswith(("seed", *RUNTIME_KEYS))}
 
 
 def group(runs: list[RunFolder]) -> dict[str, list[RunFolder]]:

@@ -74,10 +74,8 @@ def _scheme_metrics(results: Results) -> list[Plot]:
     """For each metric of the schemes, its course during training, and where it has several entries those at the end."""
     made, metrics = [], {n: metric for row in results.summary.values() for n, metric in row.scheme_metrics.items()}
     for name, metric in metrics.items():
-        series, entries = (
-            _lines(results, lambda row: getattr(row.scheme_metrics.get(name), part, []))
-            for part in ("largest", "at_end")
-        )
+        series = _lines(results, lambda row: getattr(row.scheme_metrics.get(name), "largest", []))
+        entries = _lines(results, lambda row: getattr(row.scheme_metrics.get(name), "at_end", []))
         y, said = f"{name} ({metric.words})", f"Largest entry of {name}, {metric.words}; {BAND}."
         made.append(Plot(f"{name}-largest", f"{name} during training", "training tokens", y, said, series))
         if any(len(line.points) > 1 for line in entries):
