@@ -91,9 +91,8 @@ def gather(
     if len(contexts) > 1:
         notes.append(f"{CONTEXTS_DIFFER} ({', '.join(map(str, contexts))} tokens).")
     if not comparable:
-        logged, runs = (
-            {variant: [*map(in_bits_per_byte, some)] for variant, some in kind.items()} for kind in (logged, runs)
-        )
+        logged = {variant: [in_bits_per_byte(run) for run in some] for variant, some in logged.items()}
+        runs = {variant: [in_bits_per_byte(run) for run in some] for variant, some in runs.items()}
         notes.append(TOKENIZERS_DIFFER)
     one = groups[baseline][0]
     return Results(
