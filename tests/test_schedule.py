@@ -94,14 +94,8 @@ def test_one_that_fails_ends_all_with_its_line(tmp_path, monkeypatch):
     (tmp_path / "stand_in.py").write_text(STAND_IN)
     monkeypatch.setattr(schedule, "TRAIN", tmp_path / "stand_in.py")
     configs, arguments = planned(tmp_path, variants={"bad": {}, "long": {}}, baseline="bad", seeds=[0])
-    begun, real = [], schedule._Process
-
-    class Watched(real):
-        def __init__(self, *given):
-            super().__init__(*given)
-            begun.append(self.process)
-
-    monkeypatch.setattr(schedule, "_Process", Watched)
+    begun, real = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **more: begun.append(real(*given, **more)) or begun[-1])
     with pytest.raises(InputError, match="bad-seed0: model: too large, and so on$"):
         train_all(configs, 2, arguments)
     assert len(begun) == 2 and all(process.poll() is not None for process in begun)
