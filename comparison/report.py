@@ -113,10 +113,10 @@ def _table(table: Table) -> str:
     return f'<h2>{escape(table.title)}</h2>{cells}<p class="note">{escape(table.note)}</p>'
 
 
-def _cells(label: str, header: list, rows: list[list]) -> str:
-    head = "".join(f'<th scope="col">{escape(str(cell))}</th>' for cell in header)
+def _cells(label: str, header: list[str], rows: list[list[str]]) -> str:
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
     body = "".join(
-        f'<tr><th scope="row">{escape(str(first))}</th>{"".join(f"<td>{escape(str(c))}</td>" for c in rest)}</tr>'
+        f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in rest)}</tr>'
         for first, *rest in rows
     )
     return (
