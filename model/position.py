@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from model.linear import Embedding
 from model.scaling import AnyScaling
-from settings import FrozenConfig
+from settings import FrozenConfig, Size
 
 Rotation = tuple[Tensor, Tensor]  # cos and sin
 
@@ -17,10 +17,10 @@ Rotation = tuple[Tensor, Tensor]  # cos and sin
 class Position(nn.Module):
     """The scheme `none`, and the seam: what a scheme may contribute, of which this one contributes nothing.
 
-    Four hooks are functions of the positions alone, called once a pass; None: nothing. What they return holds in all
-    layers that the scheme acts in, or is a list with an entry for each layer of the model. Positions are integers
-    counted from 0; a negative one marks padding. Results are computed in float64 and cast to float32 at the end,
-    whatever dtype the model or autocast has. Two more hooks see the content, in every layer.
+    The first five hooks are functions of the positions alone, called once a pass; None: nothing. What they return holds
+    in all layers that the scheme acts in; a list has an entry for each layer of the model instead. Positions are
+    integers counted from 0; a negative one marks padding. Results are computed in float64 and cast to float32 at the
+    end, whatever dtype the model or autocast has. `kept` and `content_bias` are asked in each layer it acts in.
     """
 
     class Options(FrozenConfig):
@@ -55,10 +55,10 @@ class Position(nn.Module):
         """(…, T, hidden_size), added to the token embeddings of positions (…, T)."""
 
     def rotation(self, positions: Tensor) -> Rotation | list[Rotation] | None:
-        """(cos, sin), each (…, T, rotary_dim / 2), by which queries and keys at positions (…, T) are turned."""
+        """(cos, sin), each (…, T, pairs), by which queries and keys at positions (…, T) are turned, see `rotate`."""
 
     def key_rotation(self, positions: Tensor) -> Rotation | list[Rotation] | None:
-        """As `rotation`, where keys turn otherwise than queries; None: they turn alike."""
+        """As `rotation`, if keys turn differently from queries; None: they turn alike."""
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | list[Tensor] | None:
         """(…, heads or 1, Tq, Tk), added to the scores after 1/√d, from (…, Tq) and (…, Tk)."""
@@ -67,21 +67,22 @@ class Position(nn.Module):
         """(…, heads or 1, T), by which queries at positions (…, T) are multiplied."""
 
     def kept(self, layer: int, x: Tensor) -> tuple[Tensor, ...]:
-        """What the cache keeps of each token beside key and value: tensors (B, any, T, any) from x (B, T, hidden_size).
+        """What the cache keeps of each token besides key and value: tensors (B, any, T, any) from x (B, T, hidden_size).
 
-        Numbers of the token alone, no sums over earlier ones: then a cache can be set back, and padding needs no care.
+        Numbers of the token alone, no sums over earlier ones: then a cache can be set back, and padding does no harm.
         """
         return ()
 
     def content_bias(
         self, layer: int, x: Tensor, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, *kept: Tensor
-    ) -> Tensor | None:
+    ) -> Tensor:
         """(B, heads, Tq, Tk), added to the scores after 1/√d, from what the layer's attention sees.
 
-        x: (B, Tq, hidden_size), its normed input. q (B, heads, Tq, d), k (B, key heads, Tk, d): rotated if need be.
-        kept: what `kept` gave, of all Tk tokens. Whatever the model's dtype or autocast, both hooks get and compute at
-        least float32.
+        The queries are those of the last Tq of the Tk tokens, and x (B, Tq, hidden_size) is their normed input.
+        q (B, heads, Tq, d) and k (B, key heads, Tk, d) are rotated if the scheme rotates. kept: what `kept` returned, of
+        all Tk tokens. Whatever the dtype of the model or autocast, both hooks get and compute float32 or better.
         """
+        raise NotImplementedError
 
     @classmethod
     def overrides(cls, *hooks: str) -> bool:
@@ -89,7 +90,7 @@ class Position(nn.Module):
         return any(getattr(cls, hook) is not getattr(Position, hook) for hook in hooks)
 
     def metrics(self) -> dict:
-        """The series of `measured`, for the rows of metrics.jsonl: a number, one for each pair, or that of each layer."""
+        """The series of `measured`, for metrics.jsonl: each a number, a list of numbers, or such a list per layer."""
         return {}
 
     def rope_parameters(self) -> dict | None:
@@ -159,7 +160,7 @@ class Learned(Position):
     """
 
     class Options(Position.Options):
-        max_length: PositiveInt | None = None
+        max_length: Size | None = None
         """rows of the table; a position past its end is an error. null: max_position_embeddings"""
 
         def check(self, config):
@@ -345,7 +346,7 @@ class T5(InLayers):
     """
 
     class Options(InLayers.Options):
-        num_buckets: Annotated[int, Field(ge=4, multiple_of=2)] = 32
+        num_buckets: Annotated[int, Field(ge=4, lt=2**31, multiple_of=2)] = 32
         """half of them for single distances, half for ranges that grow with the distance"""
         max_distance: PositiveInt = 128
         """distances from here on share the last bucket"""

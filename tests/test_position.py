@@ -142,12 +142,12 @@ def test_attention_receives_exact_angles_at_large_positions(name, precision, tin
         torch.testing.assert_close(got[0].double(), expected, rtol=0, atol=1e-7)
 
 
-def test_exactly_one_hook_acts(scheme, tiny_model):
+def test_only_what_a_class_overrides_acts(scheme, tiny_model):
     """Two encodings at once, because one of them is on by default."""
     position, positions = tiny_model(scheme).position, torch.arange(3)
-    found = [position.embedding(positions), position.rotation(positions), position.bias(positions, positions)]
-    acting = [part is not None for part in (*found, position.temperature(positions))]
-    assert sum(acting) + position.overrides("content_bias") == (scheme != "none")
+    hooks = {"embedding": 1, "rotation": 1, "key_rotation": 1, "temperature": 1, "bias": 2}
+    acting = {name for name, count in hooks.items() if getattr(position, name)(*[positions] * count) is not None}
+    assert acting == {name for name in hooks if position.overrides(name)}
 
 
 def test_metrics_are_those_that_are_named(scheme, tiny_model):

@@ -79,7 +79,7 @@ def make_trainer(run: RunFolder, corpus: Corpus, device: torch.device, signals: 
     model = load_checkpoint(checkpoint) if checkpoint else None
     try:
         model = (model or Transformer(run.config.model, run.config.seed)).to(device)
-    except (RuntimeError, TypeError, OverflowError) as error:
+    except RuntimeError as error:
         raise InputError(f"model: a tensor does not fit into memory ({str(error):.100})") from None
     trainer = Trainer(run, corpus, model, build_optimizer(model, run.config.train), signals)
     if checkpoint:

@@ -58,11 +58,8 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Creates the folder if needed and locks it. InputError while another live process holds the lock."""
-        try:
+        with writing(f"runs_dir: {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"runs_dir: {self.path} cannot be created: {error.strerror}") from None
-        with writing(self.path):
             file = (self.path / ".lock").open("a")
         with file:
             try:
