@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from base import InputError
 from configs import Config, Name, Seed, check_config
 from configs.reading import parse_override, read_yaml, set_dotted
 from model.config import ModelConfig
-from settings import FrozenConfig
+from settings import FrozenConfig, one_line
 
 SECTIONS = ("data", "data.tokenizer", "model", "train", "wandb")  # of a training config
 TRAIN = Path(__file__).parent.parent / "train.py"
@@ -85,8 +85,10 @@ def load_comparison(
             overrides = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in own.items()]
             arguments[own["name"]] = [str(base), *overrides]
     for name, options in comparison.evaluate_with.items():
-        if all(reason := rejection(runs[0].model, options) for runs in configs.values()):
-            raise InputError(f"{path}: evaluate_with.{name}: no variant's scheme accepts it: {reason}")
+        reasons = [rejection(runs[0].model, options) for runs in configs.values()]
+        if all(reasons):
+            said = "; ".join(dict.fromkeys(reasons))
+            raise InputError(f"{path}: evaluate_with.{name}: no variant's scheme accepts it: {said}")
     return comparison, configs, arguments
 
 
@@ -117,7 +119,7 @@ def rejection(model: ModelConfig, options: dict[str, Any]) -> str | None:
     try:
         model.with_position(options)
     except ValueError as error:
-        return " ".join(str(error).split())
+        return one_line(error) if isinstance(error, ValidationError) else str(error)
 
 
 def shell(arguments: list[str]) -> str:

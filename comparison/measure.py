@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
+from base import InputError
 from comparison.design import rejection
 from comparison.diagnostics import attention_by_distance, decode_speed, embedding_rms, exact_match
 from comparison.losses import loss_by_context, loss_by_position
@@ -21,6 +22,7 @@ from model.checkpoint import WEIGHTS, load_checkpoint, read_json
 from model.device import pick_device
 from model.position import POSITIONS
 from model.transformer import Transformer, with_position
+from settings import one_line
 from training.run import RUNTIME_KEYS, RunFolder, replace_text
 
 MULTIPLES = (1, 2, 4, 8)  # of the trained context
@@ -47,15 +49,17 @@ def read_run(run: RunFolder) -> Run | LoggedRun:
 
 
 def _scheme_metric(name: str, words: str, rows: list[dict]) -> SchemeMetric:
-    logged = [(row["tokens"], _entries(row[name])) for row in rows if name in row]
+    logged = [(row["tokens"], entries) for row in rows if (entries := _entries(row.get(name)))]
     at_end = list(enumerate(logged[-1][1])) if logged else []
     return SchemeMetric(words, [(tokens, max(entries)) for tokens, entries in logged], at_end)
 
 
-def _entries(value: float | list[float] | list[list[float]]) -> list[float]:
-    """A number as one entry, a list as it is, and of a list per layer the means over layers."""
+def _entries(value: float | list[float] | list[list[float]] | None) -> list[float]:
+    """A number as one entry, a list as it is, of a list per layer the means over layers; none if one is not finite."""
     entries = value if isinstance(value, list) else [value]
-    return [statistics.fmean(layers) for layers in zip(*entries)] if isinstance(entries[0], list) else entries
+    if entries and isinstance(entries[0], list):
+        entries = [statistics.fmean(layers) for layers in zip(*entries)]
+    return entries if all(isinstance(each, int | float) and math.isfinite(each) for each in entries) else []
 
 
 def measure(run: RunFolder, logged: LoggedRun, corpus_of: Callable, evaluate_with: dict[str, dict]) -> MeasuredRun:
@@ -72,7 +76,7 @@ def measure(run: RunFolder, logged: LoggedRun, corpus_of: Callable, evaluate_wit
 
     def remembered(name: str, options: dict, compute: Callable[[Transformer, Corpus], dict]) -> dict:
         key = hashlib.sha256(json.dumps([*depends_on, options]).encode()).hexdigest()
-        if kept.get(name, {}).get("key") != key:
+        if not isinstance(kept.get(name), dict) or kept[name].get("key") != key:
             print(f"measuring {run.path}: {name}", file=sys.stderr)
             model = load_checkpoint(checkpoint).to(pick_device("auto"))
             numbers = compute(with_position(model, options) if options else model, corpus_of(run))
@@ -83,7 +87,10 @@ def measure(run: RunFolder, logged: LoggedRun, corpus_of: Callable, evaluate_wit
     numbers = remembered("model", {}, partial(_measure_all, seed=run.config.seed))
     others = {name: options for name, options in evaluate_with.items() if not rejection(run.config.model, options)}
     others = {name: remembered(f"with {name}", options, _evaluate) for name, options in others.items()}
-    return TypeAdapter(MeasuredRun).validate_python({**vars(logged), **numbers, "evaluated_with": others})
+    try:
+        return TypeAdapter(MeasuredRun).validate_python({**vars(logged), **numbers, "evaluated_with": others})
+    except ValidationError as error:
+        raise InputError(f"{file}: damaged; without it all is measured again ({one_line(error)})") from None
 
 
 def _evaluate(model: Transformer, corpus: Corpus) -> dict:

@@ -1,10 +1,10 @@
 """What a model is: its shape, and its positional scheme with that scheme's options."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import PositiveFloat, SerializeAsAny, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PositiveFloat, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
-from model.position import POSITIONS, Position, Rope, position_options
+from model.position import POSITIONS, Position, Rope, build_position, position_options
 from settings import FrozenConfig, Size
 
 
@@ -15,7 +15,7 @@ class ModelConfig(FrozenConfig):
     """number of token ids; null: filled in from the tokenizer"""
     hidden_size: Size = 256
     """width of the residual stream"""
-    num_hidden_layers: Size = 4
+    num_hidden_layers: Annotated[int, Field(gt=0, le=10_000)] = 4
     """number of blocks"""
     num_attention_heads: Size = 4
     """query heads of a layer"""
@@ -73,5 +73,12 @@ class ModelConfig(FrozenConfig):
         return self
 
     def with_position(self, options: dict) -> "ModelConfig":
-        """The same with some options of the positional scheme replaced; ValueError: what the scheme refuses."""
-        return ModelConfig(**{**self.model_dump(), "position": self.position.updated(options)})
+        """The same with some options of the positional scheme replaced.
+
+        ValueError: what the scheme refuses, or what needs other position parameters.
+        """
+        other = ModelConfig(**{**self.model_dump(), "position": self.position.updated(options)})
+        mine, others = ({name: t.shape for name, t in build_position(c).state_dict().items()} for c in (self, other))
+        if mine != others:
+            raise ValueError(f"position: {options} needs parameters that this model does not have")
+        return other

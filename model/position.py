@@ -19,7 +19,7 @@ class Position(nn.Module):
 
     The first five hooks are functions of the positions alone, called once a pass; None: nothing. What they return holds
     in all layers that the scheme acts in; a list has an entry for each layer of the model instead. Positions are
-    integers counted from 0; a negative one marks padding. Results are computed in float64 and cast to float32 at the
+    integers counted from 0; a negative one marks padding, where results must be finite too. Results are computed in float64 and cast to float32 at the
     end, whatever dtype the model or autocast has. `kept` and `content_bias` are asked in each layer it acts in.
     """
 
@@ -82,7 +82,6 @@ class Position(nn.Module):
         q (B, heads, Tq, d) and k (B, key heads, Tk, d) are rotated if the scheme rotates. kept: what `kept` returned, of
         all Tk tokens. Whatever the dtype of the model or autocast, both hooks get and compute float32 or better.
         """
-        raise NotImplementedError
 
     @classmethod
     def overrides(cls, *hooks: str) -> bool:
@@ -187,11 +186,9 @@ class InLayers(Position):
         """k: acts in every k-th layer, that is k − 1, 2k − 1 …, counted from 0; or the list of layers it acts in"""
 
         def check(self, config):
-            first = min(self.every) if isinstance(self.every, tuple) else self.every - 1
-            if first >= config.num_hidden_layers:
-                raise ValueError(f"position.every {self.every} names none of the {config.num_hidden_layers} layers")
-            if isinstance(self.every, tuple) and max(self.every) >= config.num_hidden_layers:
-                raise ValueError(f"position.every {list(self.every)} goes past layer {config.num_hidden_layers - 1}")
+            farthest = max(self.every) if isinstance(self.every, tuple) else self.every - 1
+            if farthest > (last := config.num_hidden_layers - 1):
+                raise ValueError(f"position.every: expected layers up to {last}, got {farthest}")
 
     def acts_in(self, layer):
         every = self.options.every
@@ -216,10 +213,7 @@ class Rotary(InLayers):
         super().__init__(config)
         self.layout = self.options.layout
 
-    def theta(self, device) -> tuple[Tensor, float]:
-        """(pairs,), or (layers, pairs), float64 radians per token, and the factor on cos and sin."""
-        raise NotImplementedError
-
+    # A subclass has theta(device): float64 radians per token, (pairs,) or (layers, pairs), and a factor on cos and sin.
     def rotation(self, positions):
         theta, factor = self.theta(phase_device(positions))
 
@@ -280,8 +274,8 @@ class Rope(Rotary):
     def rope_parameters(self):
         options, dim = self.options, self.config.head_dim
         pairs = options.turning_pairs(self.config)
-        if options.layout != "half" or (pairs < dim // 2 and options.partial != "p_rope"):
-            return None  # its Llama would silently rotate whole heads in halves
+        if type(self) is not Rope or options.layout != "half" or (pairs < dim // 2 and options.partial != "p_rope"):
+            return None  # its Llama would silently rotate whole heads in halves, and know nothing of a subclass
         rope = {"rope_theta": options.base, "rope_type": "default"}
         if options.scaling:
             rope = options.scaling.rope_parameters(dim, options.base, self.original_length)
@@ -348,7 +342,7 @@ class T5(InLayers):
     class Options(InLayers.Options):
         num_buckets: Annotated[int, Field(ge=4, lt=2**31, multiple_of=2)] = 32
         """half of them for single distances, half for ranges that grow with the distance"""
-        max_distance: PositiveInt = 128
+        max_distance: Size = 128
         """distances from here on share the last bucket"""
 
         def check(self, config):
@@ -395,7 +389,7 @@ def position_options(value) -> Position.Options:
     value = {"scheme": "rope", **value}
     if value["scheme"] not in POSITIONS:
         raise ValueError(f"unknown scheme {value['scheme']!r}, known: {', '.join(POSITIONS)}")
-    return POSITIONS[value["scheme"]].Options(**value)
+    return POSITIONS[value["scheme"]].Options.model_validate(value)
 
 
 def build_position(config) -> Position:

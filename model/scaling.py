@@ -7,10 +7,10 @@ import math
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 from torch import Tensor
 
-from settings import FrozenConfig
+from settings import FrozenConfig, Size
 
 
 class Scaling(FrozenConfig):
@@ -20,7 +20,7 @@ class Scaling(FrozenConfig):
 
     factor: Annotated[float, Field(ge=1)]
     """s: how many times longer"""
-    original_max_position_embeddings: PositiveInt | None = None
+    original_max_position_embeddings: Size | None = None
     """L: the length trained without scaling; null: max_position_embeddings"""
 
     def stretched(self, theta: Tensor, dim: int, base: float, length: int) -> tuple[Tensor, float]:

@@ -150,8 +150,8 @@ class Transformer(nn.Module):
             return mask if bias is None else masked(bias, mask).to(dtype).view(-1, *bias.shape[-3:])
 
         masks = [merged(each) for each in bias] if isinstance(bias, list) else merged(bias)
-        hooks = scheme.rotation, scheme.key_rotation, scheme.temperature
-        contributed = [masks, *(hook(positions) for hook in hooks)]  # for all layers, or a list of that for each
+        turns = scheme.rotation(positions), scheme.key_rotation(positions)
+        contributed = masks, *turns, scheme.temperature(positions)  # for all layers, or a list of that for each
         inputs = [AttentionInputs(n, cache, positions, k_positions, mask) for n in range(len(self.layers))]
         for layer, each in enumerate(inputs):
             if scheme.acts_in(layer):
@@ -171,10 +171,6 @@ def with_position(model: Transformer, options: dict) -> Transformer:
     try:
         other = Transformer(model.config.with_position(options), seed=None)
         other.load_state_dict(model.state_dict(), assign=True)
-    except ValidationError as error:
-        raise InputError(one_line(error)) from None
     except ValueError as error:
-        raise InputError(str(error)) from None
-    except RuntimeError:
-        raise InputError(f"position: {options} needs parameters that this model does not have") from None
+        raise InputError(one_line(error) if isinstance(error, ValidationError) else str(error)) from None
     return other

@@ -114,6 +114,7 @@ def test_each_learning_rate_has_runs_of_its_own_name(tmp_path):
         ({"learning_rates": [1e-3]}, ["train.learning_rate=1"], "train.learning_rate: cannot be set here"),
         ({"evaluate_with": {"far": {"scaling": {"rope_type": "yarm", "factor": 2}}}}, [], "with.far: no .*yarm"),
         ({"evaluate_with": {"far": {"scalling": 1}}}, [], "evaluate_with.far: no .*scalling"),
+        ({"evaluate_with": {"per": {"per_layer": True}}}, [], "evaluate_with.per: no .*needs parameters"),
     ],
 )
 def test_a_comparison_that_cannot_be_is_refused_before_any_run(tmp_path, changes, overrides, expected):
@@ -211,14 +212,14 @@ def test_a_sweep_reports_all_rates_and_uses_the_best(tmp_path):
 
 def test_any_metric_of_a_scheme_is_reported(tmp_path, monkeypatch):
     """A number, two entries, and two for each of two layers, whose means count."""
-    logged = {"heat": 2.0, "speeds": [1.0, 3.0], "depths": [[1.0, 5.0], [3.0, 1.0]]}
+    logged = {"heat": 2.0, "speeds": [1.0, 3.0], "depths": [[1.0, 5.0], [3.0, 1.0]], "odd": [[]], "nan": math.nan}
     monkeypatch.setattr(POSITIONS["alibi"], "measured", {name: f"{name} of it" for name in logged})
     monkeypatch.setattr(POSITIONS["alibi"], "metrics", lambda _: logged)
     text = run_comparison(tmp_path, variants={"rope": {}, "alibi": {"model.position": "alibi"}}, seeds=[0])
     summary = written(tmp_path)["summary"]
     found = summary["alibi"]["scheme_metrics"]
     at_end = {name: [(point["x"], point["mean"]) for point in metric["at_end"]] for name, metric in found.items()}
-    assert at_end == {"heat": [(0, 2)], "speeds": [(0, 1), (1, 3)], "depths": [(0, 2), (1, 3)]}
+    assert at_end == {"heat": [(0, 2)], "speeds": [(0, 1), (1, 3)], "depths": [(0, 2), (1, 3)], "odd": [], "nan": []}
     assert [(point["x"], point["mean"]) for point in found["depths"]["largest"]] == [(n * 64, 3) for n in (1, 2, 3, 4)]
     assert "- alibi ends with a speeds (speeds of it) of up to 3 " in text and summary["rope"]["scheme_metrics"] == {}
 
