@@ -16,6 +16,11 @@ from data.tokenizer import load_tokenizer, tokenizer_files
 from model.checkpoint import complete_checkpoints, read_json
 from training.versions import versions
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None
+
 # Keys for how and where a run is made and watched, not for what is trained.
 RUNTIME_KEYS = ("name", "runs_dir", "data.cache_dir", "train.device", "train.compile", "train.log_every", "wandb.")
 RUNTIME_KEYS += ("train.eval_every", "train.checkpoint_every", "train.keep_checkpoints", "train.max_skipped_steps")
@@ -63,7 +68,8 @@ class RunFolder:
             file = (self.path / ".lock").open("a")
         with file:
             try:
-                _lock(file)
+                if fcntl:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
             except BlockingIOError:
                 raise InputError(f"{self.path}: another process is training there") from None
             except OSError:  # a file system without locks
@@ -194,14 +200,6 @@ class RunFolder:
                 hidden = path.with_name(f".{path.name}.removed")  # so that a kill leaves no half-removed one
                 path.rename(hidden)
                 shutil.rmtree(hidden)
-
-
-def _lock(file) -> None:
-    try:
-        import fcntl
-    except ImportError:  # Windows has no such locks
-        return
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
 
 
 def replace_text(file: Path, text: str) -> None:
