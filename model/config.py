@@ -73,10 +73,7 @@ class ModelConfig(FrozenConfig):
         return self
 
     def with_position(self, options: dict) -> "ModelConfig":
-        """The same with some options of the positional scheme replaced.
-
-        ValueError: what the scheme refuses, or what needs other position parameters.
-        """
+        """The same with some options of its scheme replaced. ValueError: refused, or in need of other parameters."""
         other = ModelConfig(**{**self.model_dump(), "position": self.position.updated(options)})
         mine, others = ({name: t.shape for name, t in build_position(c).state_dict().items()} for c in (self, other))
         if mine != others:

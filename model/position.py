@@ -145,8 +145,7 @@ class Sinusoidal(Position):
     shift_invariant = False
 
     def embedding(self, positions):
-        theta = ladder(self.config.hidden_size, self.options.base, phase_device(positions))
-        phi = phases(positions, theta)
+        phi = phases(positions, ladder(self.config.hidden_size, self.options.base, phase_device(positions)))
         waves = torch.stack((phi.sin(), phi.cos()), dim=-1).flatten(-2)
         scale = math.sqrt(2) * (self.options.rms or self.config.initializer_range)
         return (scale * waves).float().to(positions.device)
@@ -364,8 +363,7 @@ class T5(InLayers):
 
     def bias(self, q_positions, k_positions):
         distance = distances(q_positions, k_positions).squeeze(-3).clamp(min=0)  # the future is masked anyway
-        buckets = self.buckets(distance, self.options.num_buckets, self.options.max_distance)
-        return self.table(buckets).movedim(-1, -3)
+        return self.table(self.buckets(distance, self.options.num_buckets, self.options.max_distance)).movedim(-1, -3)
 
 
 POSITIONS: dict[str, type[Position]] = {
