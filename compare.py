@@ -38,21 +38,20 @@ def main() -> None:
         args = parse_arguments()
         # Here, since it takes seconds: --help and a wrong command line are answered at once.
         from comparison.commands import compare, report
-        from comparison.design import load_comparison, shell, train_arguments
+        from comparison.design import load_comparison, shell
 
         if args.runs:
             out = args.out or Path("runs/report")
             print(report(args.runs, args.baseline, out))
         else:
-            comparison, configs = load_comparison(args.config, args.overrides)
-            arguments, out = train_arguments(comparison, args.config), comparison.folder
+            comparison, configs, arguments = load_comparison(args.config, args.overrides)
+            out = comparison.folder
             if args.list:
-                for config in (config for runs in configs.values() for config in runs):
-                    resume = ["--resume"] * (config.folder / "config.yaml").is_file()
-                    print(shell([*arguments[config.name], *resume]))
+                for name, given in arguments.items():
+                    print(shell(given + ["--resume"] * (out / name / "config.yaml").is_file()))
                 return
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that train.py processes are stopped too
-            print(compare(comparison, configs, args.jobs, arguments))
+            print(compare(comparison, configs, arguments, args.jobs))
         print(f"written to {out}: report.html, report.md, results.json", file=sys.stderr)
 
 

@@ -40,12 +40,8 @@ def parse_arguments() -> Namespace:
     parser = ArgumentParser(description="Sample text from a run, a checkpoint or a Hugging Face folder.")
     add = parser.add_argument
     add("folder", type=Path, metavar="FOLDER")
-    add(
-        "--prompt",
-        default="",
-        metavar="TEXT",
-        help="the text to continue; -: read it from stdin; empty: a new document",
-    )
+    prompt_help = "the text to continue; -: read it from stdin; empty: a new document"
+    add("--prompt", default="", metavar="TEXT", help=prompt_help)
     add("--max-new-tokens", type=count, default=256, metavar="N", help="default 256")
     add("--temperature", type=temperature, default=0.8, metavar="T", help="0 takes the likeliest token; default 0.8")
     add("--top-k", type=count, metavar="K", help="sample among the K likeliest tokens")

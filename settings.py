@@ -1,8 +1,11 @@
 """The base of all config classes, and how they report a mistake."""
 
 from difflib import get_close_matches
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Size = Annotated[int, Field(gt=0, lt=2**31)]  # of a tensor: two of them multiplied are still a number to torch
 
 
 class FrozenConfig(BaseModel):

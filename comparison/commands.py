@@ -18,8 +18,8 @@ from comparison.results import Results
 from comparison.schedule import train_all
 from comparison.summary import best_rate, summarize, sweep
 from configs import Config
+from data.corpus import load_corpus
 from data.synthetic import TRAINED_LENGTHS, task_of
-from training.loop import train
 from training.run import RunFolder
 from training.versions import versions
 
@@ -32,12 +32,12 @@ CPU = Path("/proc/cpuinfo")
 
 
 def compare(
-    comparison: CompareConfig, configs: dict[str, list[Config]], jobs: int = 1, arguments: dict | None = None
+    comparison: CompareConfig, configs: dict[str, list[Config]], arguments: dict[str, list[str]], jobs: int = 1
 ) -> str:
     """Trains what is not finished, writes the report, and returns its text.
 
-    Finished runs are kept as they are, half-finished ones continue. arguments: those of train.py for each run, needed
-    for more than one job. InputError where a run in the folder was made with other settings or another text.
+    Finished runs are kept as they are, half-finished ones continue; the arguments are those of `load_comparison`.
+    InputError where a run in the folder was made with other settings or another text.
     """
     every, corpora = [config for runs in configs.values() for config in runs], Corpora()
     for config in every:
@@ -46,8 +46,9 @@ def compare(
             if keys := ", ".join(run.differing_keys()):
                 raise InputError(f"{run.path}: was made with other values of {keys}; remove it or use another name")
             corpora.of(run)
-    corpora.load(every[0].data)  # before several processes would all tokenize it
-    train_all(every, train, jobs, arguments)
+    if jobs > 1:
+        load_corpus(every[0].data)  # or each process would tokenize it
+    train_all(every, jobs, arguments)
     groups = {variant: [open_run(config.folder) for config in runs] for variant, runs in configs.items()}
     results = gather(groups, comparison.baseline, comparison.name, corpora, comparison)
     return write(results, comparison.folder, comparison=comparison.model_dump(mode="json"))
@@ -90,11 +91,9 @@ def gather(
     if len(contexts) > 1:
         notes.append(f"{CONTEXTS_DIFFER} ({', '.join(map(str, contexts))} tokens).")
     if not comparable:
-        logged, runs = (
-            {variant: [*map(in_bits_per_byte, some)] for variant, some in kind.items()} for kind in (logged, runs)
-        )
+        logged = {variant: [in_bits_per_byte(run) for run in some] for variant, some in logged.items()}
+        runs = {variant: [in_bits_per_byte(run) for run in some] for variant, some in runs.items()}
         notes.append(TOKENIZERS_DIFFER)
-    used = {run.folder for some in runs.values() for run in some}
     one = groups[baseline][0]
     return Results(
         name=name,
@@ -113,7 +112,8 @@ def gather(
         summary=summarize(runs, baseline),
         runs=runs,
         unused_learning_rates={
-            variant: [run for run in logged[variant] if run.folder not in used and not run.diverged] for variant in runs
+            variant: [run for run in logged[variant] if not run.diverged and run.learning_rate != some[0].learning_rate]
+            for variant, some in runs.items()
         },
         diverged=diverged,
     )

@@ -3,16 +3,17 @@
 import json
 import os
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from base import InputError
 from configs import Config, Name, Seed, check_config
 from configs.reading import parse_override, read_yaml, set_dotted
 from model.config import ModelConfig
-from settings import FrozenConfig
+from settings import FrozenConfig, one_line
 
 SECTIONS = ("data", "data.tokenizer", "model", "train", "wandb")  # of a training config
 TRAIN = Path(__file__).parent.parent / "train.py"
@@ -55,10 +56,13 @@ class CompareConfig(FrozenConfig):
         return Path(self.runs_dir).expanduser() / self.name
 
 
-def load_comparison(path: str, overrides: list[str]) -> tuple[CompareConfig, dict[str, list[Config]]]:
-    """The comparison in a YAML file and the configs of each variant's runs, over learning rates and then seeds.
+def load_comparison(
+    path: str, overrides: list[str]
+) -> tuple[CompareConfig, dict[str, list[Config]], dict[str, list[str]]]:
+    """The comparison in a YAML file, the configs of each variant's runs, and train.py's arguments by a run's name.
 
-    Overrides whose key is not one of the comparison's go to `settings`, that is to all runs.
+    A variant's runs are over learning rates and then seeds. Overrides whose key is not one of the comparison's go to
+    `settings`, that is to all runs.
     """
     values = read_yaml(path)
     for key, value in map(parse_override, overrides):
@@ -69,29 +73,28 @@ def load_comparison(path: str, overrides: list[str]) -> tuple[CompareConfig, dic
             if isinstance(values["settings"], dict):  # anything else is rejected below
                 values["settings"][key] = value
     comparison = check_config({"name": Path(path).stem, **values}, path, CompareConfig)
-    base, runs = base_file(comparison, path), {}
+    base, configs, arguments = Path(path).parent / comparison.base, {}, {}
     for variant in comparison.variants:
-        runs[variant] = []
-        for own in run_overrides(comparison, variant):
+        configs[variant] = []
+        for own in _run_overrides(comparison, variant):
             values = read_yaml(base)
             for key, value in own.items():
                 set_dotted(values, key, value)
-            runs[variant].append(check_config(values, f"{base} with variants.{variant}"))
-    models = [configs[0].trained_model for configs in runs.values()]
+            configs[variant].append(check_config(values, f"{base} with variants.{variant}"))
+            # JSON is YAML on one line
+            overrides = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in own.items()]
+            arguments[own["name"]] = [str(base), *overrides]
     for name, options in comparison.evaluate_with.items():
-        if all(isinstance(reason := with_options(model, options), str) for model in models):
-            raise InputError(f"{path}: evaluate_with.{name}: no variant's scheme accepts it: {reason}")
-    return comparison, runs
+        reasons = [rejection(runs[0].trained_model, options) for runs in configs.values()]
+        if all(reasons):
+            said = "; ".join(dict.fromkeys(reasons))
+            raise InputError(f"{path}: evaluate_with.{name}: no variant's scheme accepts it: {said}")
+    return comparison, configs, arguments
 
 
-def base_file(comparison: CompareConfig, path: str) -> Path:
-    """Path of the training config that all runs share, from the current folder."""
-    return Path(path).parent / comparison.base
-
-
-def run_overrides(comparison: CompareConfig, variant: str) -> list[dict[str, Any]]:
+def _run_overrides(comparison: CompareConfig, variant: str) -> Iterator[dict[str, Any]]:
     """dotted.key: value of each run of a variant, over the base; InputError for a key that each run sets itself."""
-    own, runs = _dotted(comparison.settings) | _dotted(comparison.variants[variant]), []
+    own = _dotted(comparison.settings) | _dotted(comparison.variants[variant])
     for rate in comparison.learning_rates or [None]:
         swept = {} if rate is None else {"train.learning_rate": rate}
         for seed in comparison.seeds:
@@ -99,8 +102,7 @@ def run_overrides(comparison: CompareConfig, variant: str) -> list[dict[str, Any
             place = {**swept, "seed": seed, "name": name, "runs_dir": str(comparison.folder)}
             if taken := [key for key in own if key in place]:
                 raise InputError(f"{taken[0]}: cannot be set here, each run sets its own {', '.join(place)}")
-            runs.append({**own, **place})
-    return runs
+            yield {**own, **place}
 
 
 def _dotted(values: dict[str, Any]) -> dict[str, Any]:
@@ -112,23 +114,12 @@ def _dotted(values: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def with_options(model: ModelConfig, options: dict[str, Any]) -> ModelConfig | str:
-    """The model with other options of its positional scheme, or why the scheme rejects them."""
+def rejection(model: ModelConfig, options: dict[str, Any]) -> str | None:
+    """Why the model's positional scheme rejects other options; None where it accepts them."""
     try:
-        return model.with_position(options)
+        model.with_position(options)
     except ValueError as error:
-        return " ".join(str(error).split())
-
-
-def train_arguments(comparison: CompareConfig, path: str) -> dict[str, list[str]]:
-    """The arguments of train.py for each run, by the run's name."""
-    found = {}
-    for variant in comparison.variants:
-        for own in run_overrides(comparison, variant):
-            # JSON is YAML on one line
-            overrides = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in own.items()]
-            found[own["name"]] = [str(base_file(comparison, path)), *overrides]
-    return found
+        return one_line(error) if isinstance(error, ValidationError) else str(error)
 
 
 def shell(arguments: list[str]) -> str:

@@ -70,10 +70,8 @@ def attention_by_distance(model: Transformer, tokens: np.ndarray, context: int) 
     layers = model.config.num_hidden_layers
     mass = torch.stack(recorder.masses).unflatten(0, (-1, layers)).mean(dim=0)
     largest = torch.stack(recorder.largest).unflatten(0, (-1, layers)).amax(dim=0)
-    if not mass.isfinite().all():  # a score was not
-        return None
     bins = [(before + 1, min(end, length - 1)) for before, end in zip([-1, *recorder.ends], recorder.ends)]
-    return Attention(bins, mass.tolist(), largest.tolist())
+    return Attention(bins, mass.tolist(), largest.tolist()) if mass.isfinite().all() else None
 
 
 class _Attention(TorchFunctionMode):

@@ -14,7 +14,11 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 LIGHT = ("#0072b2", "#c24e00", "#007a5a", "#a6407f", "#8a6d00", "#3a3a3a", "#2a8bc4", "#b3261e")
 DARK = ("#56b4e9", "#ff9b54", "#2fc79a", "#e58cc3", "#e6cf4a", "#d0d0d0", "#9ad4f5", "#ff8a80")
 DASHES, MARKERS = ("-", "--", ":", "-."), "os^Dv<>P"
+DARK_MODE = "@media (prefers-color-scheme: dark)"
 INK = "#010203"  # a placeholder for the colour of the surrounding text
+# of matplotlib's SVG: all up to the drawing itself, and what the page sets or no reader needs
+UNUSED = r"""\A.*?<svg.*?> | <metadata>.*?</metadata> | <defs>\s*<style.*?</style>\s*</defs> | <!--.*?-->
+    | [ ]font-family:[^;]*; | \btransform="rotate\(-0[ ][^"]*" """
 WIDTH, HEIGHT = 4.8, 3.4  # inches; small, so that letters stay readable on a phone
 
 
@@ -55,42 +59,37 @@ class Plot:
         lines = [dict(series.points) for series in self.series]
         xs = sorted({x for line in lines for x in line})
         header = [self.x, *(series.label for series in self.series)]
-        return header, [[self.ticks[x] if self.ticks else x, *(line.get(x) for line in lines)] for x in xs]
+        return header, [[x, *(line.get(x) for line in lines)] for x in xs]
 
 
 def palette() -> str:
     """CSS that gives the plots' colours, in light and in dark mode."""
     light, dark = (" ".join(f"--c{i}: {c};" for i, c in enumerate(colours)) for colours in (LIGHT, DARK))
-    return (
-        f":root {{ color-scheme: light dark; {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
-    )
+    return f":root {{ color-scheme: light dark; {light} }}\n{DARK_MODE} {{ :root {{ {dark} }} }}\n"
 
 
 def inline_svg(plot: Plot) -> str:
     """The plot as an <svg> for an HTML page that has `palette` in its style, with its title and description."""
-    text = re.sub("^.*?(?=<svg)", "", _draw(plot), flags=re.S)
-    text = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>|<!--.*?-->", "", text, flags=re.S)
+    drawn, title, words = _draw(plot), f"{plot.name}-title", f"{plot.name}-description"
+    size = re.search(r'viewBox="[^"]*"', drawn)[0]
+    text = re.sub(UNUSED, "", drawn, flags=re.S | re.X)
     text = re.sub(r'(?<= id=")|(?<=href="#)|(?<=url\(#)', f"{plot.name}-", text)  # one page holds many plots
     for i, colour in enumerate(LIGHT):
         text = text.replace(colour, f"var(--c{i})")
-    text = text.replace(INK, "currentColor").replace("xlink:href", "href")
-    text = re.sub(r' xmlns:xlink="[^"]*"| font-family: [^;]*;|\btransform="rotate\(-0 [^"]*"', "", text)
-    text = re.sub(r"\s*\n\s*", " ", text)
-    title, words = f"{plot.name}-title", f"{plot.name}-description"
-    size = re.search(r'viewBox="[^"]*"', text)[0]
+    text = re.sub(r"\s*\n\s*", " ", text.replace(INK, "currentColor").replace("xlink:href", "href"))
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="{title} {words}" '
         f'stroke-linejoin="round"><title id="{title}">{escape(plot.title)}</title>'
         f'<desc id="{words}">{escape(plot.description)}</desc>'
     )
-    return head + text[text.index(">") + 1 :].strip()
+    return head + text.strip()
 
 
 def svg_file(plot: Plot) -> str:
     """The plot as a file of its own."""
     style = (
         f"<style>{palette()}svg {{ color: #1a1a1a; font-family: system-ui, sans-serif; }}\n"
-        "@media (prefers-color-scheme: dark) { svg { color: #e6e6e6; } }</style>"
+        f"{DARK_MODE} {{ svg {{ color: #e6e6e6; }} }}</style>"
     )
     return inline_svg(plot).replace("<title", f"{style}<title", 1)
 
@@ -100,7 +99,6 @@ def _draw(plot: Plot) -> str:
         "svg.fonttype": "none",  # letters stay text
         "svg.hashsalt": plot.name,  # the same numbers give the same file
         "font.size": 9,
-        "font.family": "sans-serif",
         **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -112,8 +110,7 @@ def _draw(plot: Plot) -> str:
         for series in plot.series:
             colour = LIGHT[series.colour % len(LIGHT)]
             style = DASHES[(series.dash + series.colour // len(LIGHT)) % len(DASHES)]
-            xs = [x for x, _ in series.points]
-            ys = [math.nan if y is None else y for _, y in series.points]
+            xs, ys = zip(*series.points)  # matplotlib takes None as a gap
             marker = MARKERS[series.colour % len(MARKERS)] if len(xs) <= 40 else None
             axes.plot(xs, ys, style, color=colour, marker=marker, linewidth=1.3, label=series.label)
             if series.band:
@@ -122,11 +119,9 @@ def _draw(plot: Plot) -> str:
         if plot.zero:
             axes.axhline(0, color=INK, linewidth=0.7)
         if plot.mark:
-            axes.axvline(plot.mark[0], color=INK, linewidth=0.7, linestyle=":")
-            axes.annotate(
-                plot.mark[1], (plot.mark[0], 1), (3, -2), xycoords=("data", "axes fraction"),
-                textcoords="offset points", va="top", fontsize=8,
-            )  # fmt: skip
+            x, meaning = plot.mark
+            axes.axvline(x, color=INK, linewidth=0.7, linestyle=":")
+            axes.annotate(meaning, (x, 1), (3, -2), ("data", "axes fraction"), "offset points", va="top", fontsize=8)
         axes.set(xlabel=plot.x, ylabel=plot.y, xscale="log" if plot.log_x else "linear")
         xs = [x for series in plot.series for x, _ in series.points]
         if plot.ticks:

@@ -10,8 +10,6 @@ from comparison.results import MeasuredRun, Run
 from configs import load_config
 from training.run import RUNTIME_KEYS, RunFolder, flat
 
-PLACE = ("seed", *RUNTIME_KEYS)
-
 
 def open_run(folder: Path) -> RunFolder:
     """The run in a folder, which may have moved; InputError where there is none, or it is not finished."""
@@ -27,7 +25,7 @@ def open_run(folder: Path) -> RunFolder:
 def settings(run: RunFolder) -> dict:
     """dotted.key: value of what a run trains, without its seed, place and logging."""
     values = flat(run.config.model_dump(mode="json"))
-    return {key: value for key, value in values.items() if not key.startswith(PLACE)}
+    return {key: value for key, value in values.items() if not key.startswith(("seed", *RUNTIME_KEYS))}
 
 
 def group(runs: list[RunFolder]) -> dict[str, list[RunFolder]]:
@@ -52,11 +50,8 @@ def differing(variants: dict[str, RunFolder]) -> dict[str, dict]:
     """For each variant, given by one of its runs, the settings in which the variants differ."""
     found = {variant: settings(run) for variant, run in variants.items()}
     keys = list(dict.fromkeys(key for values in found.values() for key in values))
-
-    def unlike(key):
-        return len({json.dumps(values.get(key, ...), default=str) for values in found.values()}) > 1
-
-    several = [key for key in keys if unlike(key)]
+    first, *others = found.values()
+    several = [key for key in keys if any(values.get(key, ...) != first.get(key, ...) for values in others)]
     return {variant: {key: values[key] for key in several if key in values} for variant, values in found.items()}
 
 

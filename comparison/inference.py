@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import fmean, stdev
 
 MIN_SEEDS = 3  # with fewer the spread itself is hardly known: no interval is claimed
@@ -69,8 +70,6 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
     The smallest of m is multiplied by m, the next by m − 1 …; none becomes smaller than one before it, or above 1.
     """
-    corrected, highest = {}, 0.0
-    for rank, name in enumerate(sorted(p_values, key=p_values.get)):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[name]))
-        corrected[name] = highest
-    return corrected
+    ranked = sorted(p_values, key=p_values.get)
+    scaled = [min(1.0, (len(ranked) - rank) * p_values[name]) for rank, name in enumerate(ranked)]
+    return dict(zip(ranked, accumulate(scaled, max)))

@@ -24,17 +24,16 @@ def loss_by_context(model: Transformer, tokens: np.ndarray, context: int, multip
     fitting = [multiple for multiple in multiples if multiple * context < len(tokens)]
     longest = max(fitting, default=0) * context  # sets the targets, whatever the scheme can do
     last_start = len(tokens) - 1 - longest
-    blocks = min(max(1, TARGETS // stride), (len(tokens) - 1 - longest) // stride + 1)
+    blocks = min(max(1, TARGETS // stride), last_start // stride + 1)
     ends = [longest + round(block * last_start / max(1, blocks - 1)) for block in range(blocks)]
     losses = []
     for multiple in multiples:
-        length, limit = multiple * context, model.position.max_length
-        if multiple not in fitting or (limit is not None and length > limit):
+        length = multiple * context
+        if multiple not in fitting or length > (model.position.max_length or length):
             losses.append(math.nan)
-            continue
-        starts = [end - length for end in ends]
-        nats = [nats.cpu().double() for nats in window_nats(model, tokens, starts, length, stride)]
-        losses.append(torch.cat(nats).mean().item())
+        else:
+            passes = window_nats(model, tokens, [end - length for end in ends], length, stride)
+            losses.append(torch.cat([nats.cpu().double() for nats in passes]).mean().item())
     return losses
 
 

@@ -7,19 +7,23 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from functools import partial
 
-from comparison.design import with_options
+from pydantic import TypeAdapter, ValidationError
+
+from base import InputError
+from comparison.design import rejection
 from comparison.diagnostics import attention_by_distance, decode_speed, embedding_rms, exact_match
 from comparison.losses import loss_by_context, loss_by_position
-from comparison.results import Attention, EmbeddingRms, Evaluation, LoggedRun, MeasuredRun, Run, SchemeMetric
-from data.config import DataConfig
+from comparison.results import LoggedRun, MeasuredRun, Run, SchemeMetric
 from data.corpus import Corpus, load_corpus
 from data.synthetic import scored_lengths, task_of
 from model.checkpoint import WEIGHTS, load_checkpoint, read_json
+from model.config import ModelConfig
 from model.device import pick_device
 from model.position import POSITIONS
 from model.transformer import Transformer, with_position
+from settings import one_line
 from training.run import RUNTIME_KEYS, RunFolder, replace_text
 
 MULTIPLES = (1, 2, 4, 8)  # of the trained context
@@ -46,15 +50,17 @@ def read_run(run: RunFolder) -> Run | LoggedRun:
 
 
 def _scheme_metric(name: str, words: str, rows: list[dict]) -> SchemeMetric:
-    logged = [(row["tokens"], _entries(row[name])) for row in rows if name in row]
+    logged = [(row["tokens"], entries) for row in rows if (entries := _entries(row.get(name)))]
     at_end = list(enumerate(logged[-1][1])) if logged else []
     return SchemeMetric(words, [(tokens, max(entries)) for tokens, entries in logged], at_end)
 
 
-def _entries(value: float | list[float] | list[list[float]]) -> list[float]:
-    """A number as one entry, a list as it is, and of a list per layer the means over layers."""
+def _entries(value: float | list[float] | list[list[float]] | None) -> list[float]:
+    """A number as one entry, a list as it is, of a list per layer the means over layers; none if one is not finite."""
     entries = value if isinstance(value, list) else [value]
-    return [statistics.fmean(layers) for layers in zip(*entries)] if isinstance(entries[0], list) else entries
+    if entries and isinstance(entries[0], list):
+        entries = [statistics.fmean(layers) for layers in zip(*entries)]
+    return entries if all(isinstance(each, int | float) and math.isfinite(each) for each in entries) else []
 
 
 def measure(run: RunFolder, logged: LoggedRun, corpus_of: Callable, evaluate_with: dict[str, dict]) -> MeasuredRun:
@@ -69,46 +75,43 @@ def measure(run: RunFolder, logged: LoggedRun, corpus_of: Callable, evaluate_wit
     depends_on = [VERSION, MULTIPLES, digest, read_json(checkpoint / "config.json"), run.corpus()]
     kept = read_json(file) if file.is_file() else {}
 
-    def remembered(name: str, options: dict, compute: Callable[[Any, Corpus], dict]) -> dict:
+    def remembered(name: str, options: dict, compute: Callable[[Transformer, Corpus], dict]) -> dict:
         key = hashlib.sha256(json.dumps([*depends_on, options]).encode()).hexdigest()
-        if kept.get(name, {}).get("key") != key:
+        if not isinstance(kept.get(name), dict) or kept[name].get("key") != key:
             print(f"measuring {run.path}: {name}", file=sys.stderr)
             model = load_checkpoint(checkpoint).to(pick_device("auto"))
             numbers = compute(with_position(model, options) if options else model, corpus_of(run))
-            kept[name] = json.loads(json.dumps({"key": key, "numbers": numbers}))  # the same now and when read again
-            replace_text(file, json.dumps(kept))
+            kept[name] = {"key": key, "numbers": numbers}
+            replace_text(file, json.dumps(kept, default=asdict))
         return kept[name]["numbers"]
 
-    def everything(model, corpus):
-        return _evaluate(model, corpus) | _look_inside(model, corpus, Transformer(run.config.model, run.config.seed))
+    numbers = remembered("model", {}, partial(_measure_all, start=(run.config.model, run.config.seed)))
+    model = run.config.trained_model
+    others = {name: options for name, options in evaluate_with.items() if not rejection(model, options)}
+    others = {name: remembered(f"with {name}", options, _evaluate) for name, options in others.items()}
+    try:
+        return TypeAdapter(MeasuredRun).validate_python({**vars(logged), **numbers, "evaluated_with": others})
+    except ValidationError as error:
+        raise InputError(f"{file}: damaged; without it all is measured again ({one_line(error)})") from None
 
-    numbers = dict(remembered("model", {}, everything))
-    numbers["attention"] = numbers["attention"] and Attention(**numbers["attention"])
-    numbers["embedding_rms"] = {when: EmbeddingRms(**sizes) for when, sizes in numbers["embedding_rms"].items()}
-    others = {n: o for n, o in evaluate_with.items() if not isinstance(with_options(run.config.trained_model, o), str)}
-    others = {name: Evaluation(**remembered(f"with {name}", options, _evaluate)) for name, options in others.items()}
-    return MeasuredRun(**vars(logged), **numbers, evaluated_with=others)
 
-
-def _evaluate(model, corpus: Corpus) -> dict:
+def _evaluate(model: Transformer, corpus: Corpus) -> dict:
     context, task = model.config.max_position_embeddings, task_of(corpus.source)
     by_context = zip(MULTIPLES, loss_by_context(model, corpus.val, context, MULTIPLES))
     longest = max((multiple for multiple in MULTIPLES if multiple * context < len(corpus.val)), default=1)
     by_position = loss_by_position(model, corpus.val, context, longest)
-    shares = exact_match(model, corpus.tokenizer, task, scored_lengths(task)).items() if task else None
+    shares = exact_match(model, corpus.tokenizer, task, scored_lengths(task)) if task else None
     return {
         "loss_by_context": [(multiple * context, _number(loss)) for multiple, loss in by_context],
         "loss_by_position": [(position, _number(loss)) for position, loss in by_position],
-        "exact_match": shares and list(shares),
+        "exact_match": shares and list(shares.items()),
     }
 
 
-def _look_inside(model, corpus: Corpus, start: Transformer) -> dict:
-    attention = attention_by_distance(model, corpus.val, model.config.max_position_embeddings)
-    sizes = {"start": embedding_rms(start), "end": embedding_rms(model)}
-    return {
-        "attention": attention and asdict(attention),
-        "embedding_rms": {when: asdict(rms) for when, rms in sizes.items()},
+def _measure_all(model: Transformer, corpus: Corpus, start: tuple[ModelConfig, int]) -> dict:
+    return _evaluate(model, corpus) | {
+        "attention": attention_by_distance(model, corpus.val, model.config.max_position_embeddings),
+        "embedding_rms": {"start": embedding_rms(Transformer(*start)), "end": embedding_rms(model)},
         "decode_tokens_per_second": decode_speed(model),
         "position_parameters": sum(parameter.numel() for parameter in model.position.parameters()),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -120,26 +123,16 @@ def _number(value: float) -> float | None:
 
 
 class Corpora:
-    """The corpora of runs, each loaded once."""
+    """The corpora of runs, each loaded once, also where its text has moved between runs."""
 
     def __init__(self):
-        self.loaded: list[tuple[DataConfig, Corpus]] = []
-
-    def load(self, data: DataConfig) -> Corpus:
-        """The corpus of a config."""
-        found = [corpus for known, corpus in self.loaded if known == data] or [load_corpus(data)]
-        self.loaded.append((data, found[0]))
-        return found[0]
+        self.loaded: dict[str, Corpus] = {}
 
     def of(self, run: RunFolder) -> Corpus:
-        """The corpus of a run, whose text may have moved; InputError where it is no longer the text of the run."""
-        known, text = _made_of_text(run.config.data), run.corpus()["hash"]
-        moved = [corpus for data, corpus in self.loaded if corpus.hash == text and _made_of_text(data) == known]
-        corpus = moved[0] if moved else self.load(run.config.data)
-        run.check_same_experiment(corpus)
-        return corpus
-
-
-def _made_of_text(data: DataConfig) -> dict:
-    """The settings of a corpus, except where its text is stored."""
-    return {key: value for key, value in data if f"data.{key}" not in RUNTIME_KEYS}
+        """The corpus of a run; InputError where it is no longer the text of the run."""
+        settings = {key: value for key, value in run.config.data if f"data.{key}" not in RUNTIME_KEYS}
+        key = f"{run.corpus()['hash']} {settings}"
+        if key not in self.loaded:
+            self.loaded[key] = load_corpus(run.config.data)
+        run.check_same_experiment(self.loaded[key])
+        return self.loaded[key]

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from comparison.drawing import Plot, Series
-from comparison.results import PairedPoint, Point, Results
+from comparison.results import Attention, PairedPoint, Point, Results
 
 MOST_LINES = 16  # of a plot: with more, models with other position options are only in the tables
 BAND = "mean over seeds, in the band they span"
@@ -12,21 +14,21 @@ BAND = "mean over seeds, in the band they span"
 
 def plots(results: Results) -> list[Plot]:
     """The plots for which there are numbers, in the order of the page."""
-    made = [loss(results), difference(results), by_context(results), by_position(results), by_length(results)]
-    made += [*scheme_metrics(results), gradient(results), *attention(results)]
+    made = [_loss(results), _difference(results), _by_context(results), _by_position(results), _by_length(results)]
+    made += [*_scheme_metrics(results), _gradient(results)]
+    attention = {variant: row.attention for variant, row in results.summary.items() if row.attention}
+    made += [_attention(variant, seen, f"attention-{n}") for n, (variant, seen) in enumerate(attention.items())]
     return [plot for plot in made if any(y is not None for series in plot.series for _, y in series.points)]
 
 
-def loss(results: Results) -> Plot:
-    """Validation loss over training tokens."""
+def _loss(results: Results) -> Plot:
     series = _lines(results, lambda row: row.curve)
     ends = ", ".join(f"{line.label} {line.points[-1][1]:.3f}" for line in series)
     said, y = f"Mean over seeds, in the band they span. At the end: {ends}.", f"loss ({results.unit})"
     return Plot("loss", "Validation loss during training", "training tokens", y, said, series)
 
 
-def difference(results: Results) -> Plot:
-    """Paired difference to the baseline over training tokens."""
+def _difference(results: Results) -> Plot:
     baseline = results.baseline
     said = (
         f"Mean paired difference to {baseline}, in its pointwise 95 % t-interval where there are enough seeds. "
@@ -37,8 +39,7 @@ def difference(results: Results) -> Plot:
     return Plot("difference", title, "training tokens", y, said, series, zero=True)
 
 
-def by_context(results: Results) -> Plot:
-    """Loss against the context available."""
+def _by_context(results: Results) -> Plot:
     series = _lines(results, lambda row: row.loss_by_context, others=True)
     said = (
         f"The same tokens scored with 1 to 8 times the trained context of {results.context} tokens before them; "
@@ -48,8 +49,7 @@ def by_context(results: Results) -> Plot:
     return Plot("context", "Loss against context length", x, y, said, series, log_x=True)
 
 
-def by_position(results: Results) -> Plot:
-    """Loss by position in the window."""
+def _by_position(results: Results) -> Plot:
     series = _lines(results, lambda row: row.loss_by_position, others=True)
     counts = sorted({len(row.seeds) for row in results.summary.values()})
     said = (
@@ -62,8 +62,7 @@ def by_position(results: Results) -> Plot:
     return Plot("position", "Loss by position in the window", x, y, said, series, log_x=True, mark=mark)
 
 
-def by_length(results: Results) -> Plot:
-    """Exact match by length of a synthetic task."""
+def _by_length(results: Results) -> Plot:
     series = _lines(results, lambda row: row.exact_match, others=True)
     said = f"Share of examples answered without a mistake, by length; {BAND}."
     x, y = "length (symbols)", "exact match (share)"
@@ -71,14 +70,12 @@ def by_length(results: Results) -> Plot:
     return Plot("exact", "Exact match by length", x, y, said, series, log_x=True, mark=mark)
 
 
-def scheme_metrics(results: Results) -> list[Plot]:
+def _scheme_metrics(results: Results) -> list[Plot]:
     """For each metric of the schemes, its course during training, and where it has several entries those at the end."""
     made, metrics = [], {n: metric for row in results.summary.values() for n, metric in row.scheme_metrics.items()}
     for name, metric in metrics.items():
-        series, entries = (
-            _lines(results, lambda row: getattr(row.scheme_metrics.get(name), part, []))
-            for part in ("largest", "at_end")
-        )
+        series = _lines(results, lambda row: getattr(row.scheme_metrics.get(name), "largest", []))
+        entries = _lines(results, lambda row: getattr(row.scheme_metrics.get(name), "at_end", []))
         y, said = f"{name} ({metric.words})", f"Largest entry of {name}, {metric.words}; {BAND}."
         made.append(Plot(f"{name}-largest", f"{name} during training", "training tokens", y, said, series))
         if any(len(line.points) > 1 for line in entries):
@@ -87,36 +84,25 @@ def scheme_metrics(results: Results) -> list[Plot]:
     return made
 
 
-def gradient(results: Results) -> Plot:
-    """Gradient norm over training tokens."""
+def _gradient(results: Results) -> Plot:
     series = [replace(line, band=None) for line in _lines(results, lambda row: row.grad_norm)]
     said, y = "Norm of the gradient before clipping, mean over seeds.", "norm of the gradient (nats per token)"
     return Plot("gradient", "Gradient norm", "training tokens", y, said, series)
 
 
-def attention(results: Results) -> list[Plot]:
-    """For each variant, how much attention falls on which distance."""
-    made = []
-    for variant, row in results.summary.items():
-        if row.attention is None:
-            continue
-        bins = [str(a) if a == b else f"{a}–{b}" for a, b in row.attention.distances]
-        series, heads = [], []
-        for layer, mass in enumerate(row.attention.mass):
-            by_bin = [[100 * share for share in shares] for shares in zip(*mass)]
-            points = [(x, sum(shares) / len(shares)) for x, shares in enumerate(by_bin)]
-            band = [(min(shares), max(shares)) for shares in by_bin]
-            series.append(Series(f"layer {layer}", points, band, colour=layer))
-            heads += [[f"layer {layer}, head {head}", *(100 * s for s in shares)] for head, shares in enumerate(mass)]
-        said = (
-            "Share of the attention on tokens that far back: for each layer the mean over its heads, in the "
-            "band they span; of the first seed. The table has each head."
-        )
-        made.append(
-            Plot(f"attention-{len(made)}", f"Attention by distance: {variant}", "distance (tokens back)",
-                 "share of attention (%)", said, series, ticks=bins, table=(["head, % by tokens back", *bins], heads))
-        )  # fmt: skip
-    return made
+def _attention(variant: str, seen: Attention, name: str) -> Plot:
+    bins = [str(a) if a == b else f"{a}–{b}" for a, b in seen.distances]
+    series, heads = [], []
+    for layer, mass in enumerate(100 * np.array(seen.mass)):  # (heads, bins), in %
+        band = list(zip(mass.min(axis=0), mass.max(axis=0)))
+        series.append(Series(f"layer {layer}", list(enumerate(mass.mean(axis=0))), band, colour=layer))
+        heads += [[f"layer {layer}, head {head}", *shares] for head, shares in enumerate(mass.tolist())]
+    said = (
+        "Share of the attention on tokens that far back: for each layer the mean over its heads, in the "
+        "band they span; of the first seed. The table has each head."
+    )
+    title, x, y = f"Attention by distance: {variant}", "distance (tokens back)", "share of attention (%)"
+    return Plot(name, title, x, y, said, series, ticks=bins, table=(["head, % by tokens back", *bins], heads))
 
 
 def _lines(results: Results, points_of: Callable[..., list[Point | PairedPoint]], others: bool = False) -> list[Series]:

@@ -6,13 +6,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from base import InputError
-from comparison import tables
+from base import writing
 from comparison.drawing import Plot, inline_svg, palette, svg_file
 from comparison.formats import count
 from comparison.plots import plots
 from comparison.results import Results
-from comparison.tables import Table
+from comparison.tables import Table, tables
 from comparison.words import sentences
 
 STYLE = """
@@ -47,39 +46,25 @@ def write(results: Results, folder: Path, **more: Any) -> str:
     numbers = json.dumps({**asdict(results), **more}, indent=1, allow_nan=False)
     files = {"report.html": html(results), "report.md": text, "results.json": numbers}
     files |= {file: svg_file(plot) for file, plot in pictures.items()}
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (folder / name).write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{folder}: cannot write the report: {error.strerror}") from None
     return text
-
-
-def chosen_tables(results: Results) -> list[Table]:
-    """The tables for which there are numbers, the main one first."""
-    made = [tables.main_table(results), tables.context_table(results), tables.match_table(results)]
-    made += [tables.inside_table(results), tables.cost_table(results)]
-    if any(len(rates) > 1 for rates in results.sweep.values()):
-        made.append(tables.rates_table(results))
-    if results.diverged:
-        made.append(tables.diverged_table(results))
-    made.append(tables.settings_table(results))
-    return [table for table in made if len(table.header) > 1]
 
 
 def markdown(results: Results, pictures: dict[str, str]) -> str:
     """The report for a README or a pull request; pictures: the files to show and their titles."""
     parts = [f"# {results.name}", _setting(results), "\n".join(f"- {said}" for said in sentences(results))]
     parts += [f"![{title}]({file})" for file, title in pictures.items()]
-    parts += [f"## {table.title}\n\n{table.markdown()}" for table in chosen_tables(results)]
+    parts += [f"## {table.title}\n\n{table.markdown()}" for table in tables(results)]
     return "\n\n".join([*parts, _made_with(results)]) + "\n"
 
 
 def html(results: Results) -> str:
     """The whole report as one page that needs no network and no script."""
     title, said = escape(results.name), "".join(f"<li>{escape(said)}</li>" for said in sentences(results))
-    main, *others = (_table(table) for table in chosen_tables(results))
+    main, *others = (_table(table) for table in tables(results))
     figures = "".join(map(_figure, plots(results)))
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -128,10 +113,10 @@ def _table(table: Table) -> str:
     return f'<h2>{escape(table.title)}</h2>{cells}<p class="note">{escape(table.note)}</p>'
 
 
-def _cells(label: str, header: list, rows: list[list]) -> str:
-    head = "".join(f'<th scope="col">{escape(str(cell))}</th>' for cell in header)
+def _cells(label: str, header: list[str], rows: list[list[str]]) -> str:
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
     body = "".join(
-        f'<tr><th scope="row">{escape(str(first))}</th>{"".join(f"<td>{escape(str(c))}</td>" for c in rest)}</tr>'
+        f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in rest)}</tr>'
         for first, *rest in rows
     )
     return (

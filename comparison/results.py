@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar
 
 from comparison.inference import Difference, Paired, Spread
 
-Pairs = list[tuple[float, float | None]]  # (x, y); y is None where the run has no value
+Pairs = list[tuple[int, float | None]]  # (x, y); y is None where the run has no value
 
 
 @dataclass(frozen=True)

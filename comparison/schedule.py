@@ -5,23 +5,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 
 from base import InputError
 from comparison.design import TRAIN
 from configs import Config
+from training.loop import train
 from training.run import RunFolder
 
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 60  # for a training to save itself and stop
 
 
-def train_all(configs: list[Config], train: Callable, jobs: int, arguments: dict[str, list[str]]) -> None:
+def train_all(configs: list[Config], jobs: int, arguments: dict[str, list[str]]) -> None:
     """Trains what has neither finished nor diverged; half-finished runs continue.
 
-    train: trains one config in this process, for one job. With more, that many processes of train.py run at a time,
-    each with its share of the threads; arguments: those of each run, by its name. The first failure that is not a
-    divergence ends all with an InputError; then, and when this process is stopped, the other processes are stopped.
+    With several jobs that many processes of train.py run at a time, each with its share of the threads. arguments:
+    those of each run, by its name. The first failure that is not a divergence ends all with an InputError; then, and
+    when this process is stopped, the other processes are stopped.
     """
     progress = Progress(configs)
     waiting = [config for config in configs if progress.left[config.name]]
@@ -39,8 +39,7 @@ def train_all(configs: list[Config], train: Callable, jobs: int, arguments: dict
 
 def _divergence(config: Config) -> str | None:
     """Prints what was no longer finite in a run that diverged, and returns it."""
-    said = RunFolder.exists(config) and RunFolder(config, resume=True).divergence()
-    if said:
+    if said := RunFolder.exists(config) and RunFolder(config, resume=True).divergence():
         start = "\r\033[K" if sys.stderr.isatty() else ""
         print(f"{start}{config.folder} has diverged: {said}; the other runs continue", file=sys.stderr)
     return said
@@ -50,9 +49,9 @@ def _in_processes(waiting, jobs, arguments, progress):
     active: list[_Process] = []
     try:
         while waiting or active:
-            begun = waiting[: jobs - len(active)]
+            free = jobs - len(active)
+            begun, waiting = waiting[:free], waiting[free:]
             active += [_Process(config, arguments[config.name], jobs) for config in begun]
-            waiting = waiting[len(begun) :]
             line = progress.line([process.config for process in active])
             if sys.stderr.isatty():
                 print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
@@ -68,26 +67,23 @@ def _in_processes(waiting, jobs, arguments, progress):
 
 
 class Progress:
-    """The tokens left to train, and from the pace so far the time left."""
+    """The tokens left to train in each run, by its name, and from the pace so far the time left."""
 
     def __init__(self, configs: list[Config]):
-        self.configs, self.begun = configs, time.monotonic()
-        self.left = {config.name: self._left(config) for config in configs}
+        self.configs, self.begun, self.left = configs, time.monotonic(), {}
+        for config in configs:
+            self.update(config)
         self.at_start = sum(self.left.values())
 
-    @staticmethod
-    def _left(config):
+    def update(self, config: Config) -> None:
+        """Updates the tokens left of a run."""
         steps = config.train.steps
         if RunFolder.exists(config):
             run = RunFolder(config, resume=True)
             logged = max((row["step"] for row in run.metrics()), default=0)
             ended = run.is_finished() or run.divergence()
             steps = 0 if ended else max(1, steps - logged)  # the last step may be logged and not saved
-        return steps * config.train.batch_size * config.model.max_position_embeddings
-
-    def update(self, config: Config) -> None:
-        """Updates the tokens left of a run."""
-        self.left[config.name] = self._left(config)
+        self.left[config.name] = steps * config.train.batch_size * config.model.max_position_embeddings
 
     def line(self, active: list[Config]) -> str:
         """`run 3 of 20: runs/compare/rope-seed2, about 12 min left`; several runs where they train at the same time."""
@@ -109,15 +105,11 @@ class _Process:
     """One train.py in a process of its own."""
 
     def __init__(self, config: Config, arguments: list[str], jobs: int):
-        self.config, self.errors = config, tempfile.TemporaryFile()
+        self.config, self.errors = config, tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
         threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count())
-        resume = ["--resume"] if RunFolder.exists(config) else []
-        self.process = subprocess.Popen(
-            [sys.executable, TRAIN, *arguments, *resume],
-            stdout=subprocess.DEVNULL,
-            stderr=self.errors,
-            env={**os.environ, "OMP_NUM_THREADS": str(max(1, threads // jobs))},
-        )
+        command = [sys.executable, TRAIN, *arguments, *["--resume"] * RunFolder.exists(config)]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, threads // jobs))}
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self.errors, env=environment)
 
     def ended(self) -> bool:
         """Whether it has; InputError with its last line where it failed, unless the run diverged."""
@@ -126,7 +118,7 @@ class _Process:
             return False
         with self.errors:
             self.errors.seek(0)
-            said = self.errors.read().decode(errors="replace").replace("\r", "\n").strip()
+            said = self.errors.read().strip()
         if status and not _divergence(self.config):
             if status != 2:  # a bug: show its traceback
                 print(said, file=sys.stderr)

@@ -35,8 +35,7 @@ def summarize(runs: Mapping[str, list[results.MeasuredRun]], baseline: str) -> d
     """The numbers of each variant over its seeds, and its differences to the baseline, paired by seed."""
     final = {variant: {run.seed: run.val_loss for run in measured} for variant, measured in runs.items()}
     differences = {variant: paired(losses, final[baseline]) for variant, losses in final.items()}
-    tested = {variant: found.p for variant, found in differences.items() if variant != baseline}
-    corrected = holm({variant: p for variant, p in tested.items() if p is not None})
+    corrected = holm({v: row.p for v, row in differences.items() if v != baseline and row.p is not None})
     summary = {}
     for variant, measured in runs.items():
         one = measured[0]
@@ -75,11 +74,8 @@ def _evaluation(some: list[results.Evaluation]) -> results.Evaluation:
 
 
 def _over_seeds(some: list, key: str) -> list[results.Point]:
-    """The points of an attribute's curves at the x that all of them have."""
-    first, *others = [dict(map(tuple, getattr(one, key) or ())) for one in some]
     points = []
-    for x in [x for x in first if all(x in other for other in others)]:
-        values = [curve[x] for curve in (first, *others)]
+    for x, values in _at_shared_x(some, key).items():
         low, high = (None, None) if None in values else (min(values), max(values))
         points.append(results.Point(**vars(mean_and_spread(values)), x=x, low=low, high=high))
     return points
@@ -87,10 +83,15 @@ def _over_seeds(some: list, key: str) -> list[results.Point]:
 
 def _differences(measured: list[results.MeasuredRun], baseline: list[results.MeasuredRun]) -> list[results.PairedPoint]:
     """Paired differences of the loss at each number of tokens that all runs have."""
-    curves, others = ({run.seed: dict(map(tuple, run.curve)) for run in some} for some in (measured, baseline))
-    common = set.intersection(*({*curve} for curve in (*curves.values(), *others.values())))
+    ours, theirs = ([run.seed for run in some] for some in (measured, baseline))
     found = []
-    for x in sorted(common):
-        at = [{seed: curve[x] for seed, curve in some.items()} for some in (curves, others)]
-        found.append(results.PairedPoint(**vars(paired(*at)), x=x))
+    for x, losses in _at_shared_x([*measured, *baseline], "curve").items():
+        pairs = paired(dict(zip(ours, losses)), dict(zip(theirs, losses[len(ours) :])))
+        found.append(results.PairedPoint(**vars(pairs), x=x))
     return found
+
+
+def _at_shared_x(some: list, key: str) -> dict[int, list[float | None]]:
+    """x: value in each curve, which is an attribute of each of some, for the x that all curves have."""
+    curves = [dict(getattr(one, key) or ()) for one in some]
+    return {x: [curve[x] for curve in curves] for x in curves[0] if all(x in curve for curve in curves)}

@@ -1,6 +1,7 @@
 """The tables of a report, for markdown and HTML alike."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from comparison.formats import interval, p_value, plus_minus
@@ -22,8 +23,16 @@ class Table:
         return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{self.note}"
 
 
-def main_table(results: Results) -> Table:
-    """One row a variant: its loss, and how it differs from the baseline."""
+def tables(results: Results) -> list[Table]:
+    """The tables for which there are numbers, the main one first."""
+    made = [_main(results), _context(results), _match(results), _inside(results), _cost(results)]
+    if any(len(rates) > 1 for rates in results.sweep.values()):
+        made.append(_rates(results))
+    made += [_diverged(results), _settings(results)]
+    return [table for table in made if table.rows and len(table.header) > 1]
+
+
+def _main(results: Results) -> Table:
     body = []
     for variant, row in results.summary.items():
         numbers = row.difference
@@ -45,35 +54,29 @@ def main_table(results: Results) -> Table:
     return Table("Validation loss", [*header, "95 % interval", "p (Holm)", "verdict", "seeds"], body, note)
 
 
-def context_table(results: Results) -> Table:
-    """The loss of the same tokens with more and more context."""
-    lengths, body = _over_lengths(results, "loss_by_context")
+def _context(results: Results) -> Table:
     note = (
         f"{results.unit}; 1× is the trained context of {results.context} tokens. The same tokens are scored in "
         "every column, each with nearly the whole of that context before it. n/a: the scheme has no positions that "
         "far out, or the text is too short. “a + b”: the same trained models, evaluated with the position options b."
     )
-    header = ["variant", *(f"{length / results.context:g}×" for length in lengths)]
-    return Table("Loss by context length", header, body, note)
+    return _by_length(results, "loss_by_context", lambda x: f"{x / results.context:g}×", "Loss by context length", note)
 
 
-def match_table(results: Results) -> Table:
-    """Exact match by length of a synthetic task."""
-    lengths, body = _over_lengths(results, "exact_match")
+def _match(results: Results) -> Table:
     note = "Share of examples whose whole answer is right, by length, over seeds."
-    return Table("Exact match by length", ["variant", *map(str, lengths)], body, note)
+    return _by_length(results, "exact_match", str, "Exact match by length", note)
 
 
-def _over_lengths(results: Results, key: str) -> tuple[list, list[list[str]]]:
-    """All lengths x of a series, and a row of its values for each evaluation."""
+def _by_length(results: Results, key: str, heading: Callable[[int], str], title: str, note: str) -> Table:
+    """A row for each evaluation, a column for each length x of a series."""
     series = {name: {point.x: point for point in getattr(row, key)} for name, row in results.evaluations().items()}
     lengths = sorted({x for points in series.values() for x in points})
-    cells = {name: [plus_minus(at[x], 3) if x in at else "n/a" for x in lengths] for name, at in series.items()}
-    return lengths, [[name, *row] for name, row in cells.items()]
+    body = [[name, *(plus_minus(at[x], 3) if x in at else "n/a" for x in lengths)] for name, at in series.items()]
+    return Table(title, ["variant", *map(heading, lengths)], body, note)
 
 
-def cost_table(results: Results) -> Table:
-    """What a variant costs."""
+def _cost(results: Results) -> Table:
     body = []
     for variant, row in results.summary.items():
         speeds = [f"{speed:,.0f}" for speed in (row.tokens_per_second, row.decode_tokens_per_second)]
@@ -82,8 +85,7 @@ def cost_table(results: Results) -> Table:
     return Table("Cost", ["variant", "extra parameters", "training tokens/s", "decode tokens/s"], body, note)
 
 
-def inside_table(results: Results) -> Table:
-    """Sizes that show whether one part of the model drowns another."""
+def _inside(results: Results) -> Table:
     body = []
     for variant, row in results.summary.items():
         start, end, norms = row.embedding_rms["start"], row.embedding_rms["end"], [at.mean for at in row.grad_norm]
@@ -101,8 +103,7 @@ def inside_table(results: Results) -> Table:
     return Table("Inside the model", ["variant", *header], body, note)
 
 
-def rates_table(results: Results) -> Table:
-    """Every learning rate that was tried."""
+def _rates(results: Results) -> Table:
     body = []
     for variant, rates in results.sweep.items():
         used = variant in results.summary and results.summary[variant].learning_rate
@@ -113,16 +114,15 @@ def rates_table(results: Results) -> Table:
     return Table("Learning rates", ["variant", "learning rate", f"validation loss ({results.unit})", ""], body, note)
 
 
-def diverged_table(results: Results) -> Table:
-    """The runs that have no numbers."""
-    runs = [(variant, run) for variant, some in results.diverged.items() for run in some]
-    body = [[variant, f"{run.learning_rate:g}", str(run.seed), run.diverged] for variant, run in runs]
+def _diverged(results: Results) -> Table:
+    body = []
+    for variant, runs in results.diverged.items():
+        body += [[variant, f"{run.learning_rate:g}", str(run.seed), run.diverged] for run in runs]
     note = "What was no longer finite and ended the run. These runs are in no mean."
     return Table("Diverged runs", ["variant", "learning rate", "seed", "what happened"], body, note)
 
 
-def settings_table(results: Results) -> Table:
-    """The settings in which the variants differ."""
+def _settings(results: Results) -> Table:
     keys = list(dict.fromkeys(key for own in results.differing.values() for key in own))
     body = [
         [variant, *(json.dumps(own[key]).strip('"') if key in own else "—" for key in keys)]

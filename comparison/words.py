@@ -2,9 +2,7 @@
 
 from comparison.formats import count, interval, p_value
 from comparison.inference import ALPHA, MIN_SEEDS, Difference
-from comparison.results import RateSpread, Results, Run, VariantSummary
-
-Summary = dict[str, VariantSummary]
+from comparison.results import Results, VariantSummary
 
 
 def sentences(results: Results) -> list[str]:
@@ -13,15 +11,15 @@ def sentences(results: Results) -> list[str]:
     others = {variant: row.difference for variant, row in summary.items() if variant != baseline}
     verdicts = [difference.verdict for difference in others.values()]
     said = [_headline(others, baseline), _baseline(summary[baseline], baseline, unit)]
-    said += [_diverged(variant, runs, summary) for variant, runs in results.diverged.items()]
+    said += [_diverged(variant, results) for variant in results.diverged]
     family = sum(difference.p is not None for difference in others.values())
     said += [_difference(variant, difference, baseline, unit, family) for variant, difference in others.items()]
     if "within the noise" in verdicts:
         said.append("Within the noise is no evidence of equality: any difference in the interval fits these runs.")
     if "no claim" in verdicts:
         said.append(f"With fewer than {MIN_SEEDS} seeds the noise is unknown: there is no interval, p-value or claim.")
-    said += results.notes + _matches(results) + _courses(summary, others, baseline) + _far(results)
-    said += _scheme_metrics(summary) + _rates(results.sweep, summary)
+    said += results.notes + _matches(results) + _courses(results, others) + _far(results)
+    said += _scheme_metrics(results) + _rates(results)
     said.append(
         "Seeds vary the initial weights and the order of the data, not the text, the size of the model or the "
         "budget: a difference beyond the noise holds for this setting and says nothing of others."
@@ -30,14 +28,10 @@ def sentences(results: Results) -> list[str]:
 
 
 def _headline(others: dict[str, Difference], baseline: str) -> str:
-    texts = {
-        "worse": f"Beyond the noise, worse than {baseline}: ",
-        "better": f"Beyond the noise, better than {baseline}: ",
-        "within the noise": f"Indistinguishable from {baseline}: ",
-        "no claim": "Too few seeds for a claim: ",
-    }
+    texts = {side: f"Beyond the noise, {side} than {baseline}" for side in ("worse", "better")}
+    texts |= {"within the noise": f"Indistinguishable from {baseline}", "no claim": "Too few seeds for a claim"}
     found = {kind: [variant for variant, one in others.items() if one.verdict == kind] for kind in texts}
-    said = [f"{texts[kind]}{', '.join(some)}." for kind, some in found.items() if some]
+    said = [f"{texts[kind]}: {', '.join(some)}." for kind, some in found.items() if some]
     return " ".join(said) or "Nothing to compare."
 
 
@@ -47,15 +41,14 @@ def _baseline(row: VariantSummary, baseline: str, unit: str) -> str:
     return f"The baseline {baseline} ends at {row.val_loss.mean:.4f} {unit}, {noise}."
 
 
-def _diverged(variant: str, runs: list[Run], summary: Summary) -> str:
-    by_rate = {}
-    for run in runs:
-        by_rate.setdefault(run.learning_rate, []).append(str(run.seed))
-    found = [f"learning rate {rate:g}, seed{'s' * (len(some) > 1)} {', '.join(some)}" for rate, some in by_rate.items()]
+def _diverged(variant: str, results: Results) -> str:
+    tried, row = results.sweep[variant], results.summary.get(variant)
+    lost = {rate.learning_rate: ", ".join(map(str, rate.diverged)) for rate in tried if rate.diverged}
+    found = [f"learning rate {rate:g}, seed{'s' * (',' in seeds)} {seeds}" for rate, seeds in lost.items()]
     said = f"{variant} diverged with {' and with '.join(found)}"
-    if variant not in summary:
+    if row is None:
         return f"{said}: in every run, so it has no numbers."
-    if summary[variant].learning_rate in by_rate:
+    if row.learning_rate in lost:
         return f"{said}: its means are over the other seeds, which flatters it."
     return f"{said}, which is not used."
 
@@ -79,27 +72,23 @@ def _difference(variant: str, difference: Difference, baseline: str, unit: str, 
     return f"{found}: the interval excludes zero, but among {family} one may do so by chance, so within the noise."
 
 
-def _courses(summary: Summary, others: dict[str, Difference], baseline: str) -> list[str]:
+def _courses(results: Results, others: dict[str, Difference]) -> list[str]:
     """When each variant catches up with the baseline, or how late it is: the end point alone would hide it."""
-    said, never = [], []
+    said, never, baseline, summary = [], [], results.baseline, results.summary
     for variant, difference in others.items():
         curve = summary[variant].difference_curve
         if difference.p is None or not curve:
             continue
-        behind = [point.x for point in curve if point.low > 0]
+        behind, start = [point.x for point in curve if point.low > 0], f"{variant} is behind {baseline}"
         if not behind:
             never.append(variant)
         elif behind[-1] < curve[-1].x:
-            said.append(
-                f"{variant} is behind {baseline} up to {count(behind[-1])} training tokens, and not after that."
-            )
+            said.append(f"{start} up to {count(behind[-1])} training tokens, and not after that.")
         else:
             base, last = summary[baseline].curve, summary[variant].curve[-1].mean
-            as_good = next((point.x for point in base if point.mean <= last), base[-1].x)
-            said.append(
-                f"{variant} is behind {baseline} to the end, at {count(curve[-1].x)} training tokens, with a loss "
-                f"that {baseline} had reached by {count(as_good)}."
-            )
+            as_good = count(next((point.x for point in base if point.mean <= last), base[-1].x))
+            end = f"to the end, at {count(curve[-1].x)} training tokens"
+            said.append(f"{start} {end}, with a loss that {baseline} had reached by {as_good}.")
     if never:
         said.append(f"Not behind {baseline} at any evaluation: {', '.join(never)}.")
     return said and [*said[:-1], f"{said[-1]} (Behind: the pointwise 95 % interval lies above zero.)"]
@@ -135,21 +124,21 @@ def _far(results: Results) -> list[str]:
     return [f"With {times}, the loss of the same tokens changes by ({results.unit}): {', '.join(found)}."]
 
 
-def _scheme_metrics(summary: Summary) -> list[str]:
+def _scheme_metrics(results: Results) -> list[str]:
     return [
         f"{variant} ends with a {name} ({metric.words}) of up to {metric.largest[-1].mean:.2g} (mean over seeds)."
-        for variant, row in summary.items()
+        for variant, row in results.summary.items()
         for name, metric in row.scheme_metrics.items()
         if metric.largest
     ]
 
 
-def _rates(sweep: dict[str, list[RateSpread]], summary: Summary) -> list[str]:
-    if all(len(rates) == 1 for rates in sweep.values()):
+def _rates(results: Results) -> list[str]:
+    if all(len(rates) == 1 for rates in results.sweep.values()):
         return []
     said = ["Each variant is shown at its best learning rate, chosen on the validation loss that is reported."]
-    for variant, row in summary.items():
-        used, tried = row.learning_rate, [rate.learning_rate for rate in sweep[variant]]
+    for variant, row in results.summary.items():
+        used, tried = row.learning_rate, [rate.learning_rate for rate in results.sweep[variant]]
         if len(tried) > 1 and used in (min(tried), max(tried)):
             said.append(f"{variant} is best at the edge of the learning rates tried, {used:g}: others may be better.")
     return said

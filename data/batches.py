@@ -3,24 +3,16 @@
 import numpy
 import torch
 
-from base import InputError
-
 
 class Batches:
     """batches[i] -> (input_ids, targets), both int64 of shape (batch_size, context); targets are one token ahead.
 
-    tokens: 1-D array of token ids. The sequences are windows of context + 1 tokens. Each epoch starts at a random
+    tokens: 1-D array of token ids, context + 1 or more. The sequences are windows of context + 1 tokens. Each epoch starts at a random
     offset, takes a window every context tokens, so that it sees no input twice, and shuffles them; offset and order
     depend on seed and epoch alone. Batches are slices of this endless order of sequences, whatever their size.
-    InputError: fewer than context + 1 tokens.
     """
 
     def __init__(self, tokens: numpy.ndarray, context: int, batch_size: int, seed: int):
-        if len(tokens) < context + 1:
-            raise InputError(
-                f"the training split has {len(tokens)} tokens, expected at least one sequence of {context} + 1: "
-                "use more text or a shorter context"
-            )
         self.tokens, self.context, self.batch_size, self.seed = tokens, context, batch_size, seed
         self.windows = max(1, len(tokens) // context - 1)
         self._epoch = None

@@ -1,4 +1,4 @@
-"""Rotation of queries and keys, and causal softmax attention with grouped queries."""
+"""Rotation of queries and keys, and causal attention with grouped queries, softmax or linear."""
 
 import math
 from dataclasses import dataclass
@@ -74,11 +74,8 @@ class AttentionInputs:
 
     def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys, each (B, T, heads, head_dim), rotated."""
-        if self.rotation is None:
-            return q, k
-        return (
-            rotate(x, *how, self.layout) for x, how in ((q, self.rotation), (k, self.key_rotation or self.rotation))
-        )
+        turns = (q, self.rotation), (k, self.key_rotation or self.rotation)
+        return tuple(x if how is None else rotate(x, *how, self.layout) for x, how in turns)
 
 
 class Attention(nn.Module):
@@ -103,15 +100,12 @@ class Attention(nn.Module):
         q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
         return self.q_norm(q), self.k_norm(k), v
 
-    def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
-        """(B, T, hidden_size) → (B, T, hidden_size)."""
-        raise NotImplementedError
-
 
 class SoftmaxAttention(Attention):
     """softmax(q kᵀ / √d + bias) v over the tokens seen. Vaswani et al. 2017, equation 1."""
 
-    def forward(self, x, inputs):
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
+        """(B, T, hidden_size) → (B, T, hidden_size)."""
         q, k, v = self.projected(x)
         if inputs.features is not None:
             q, k = inputs.features.features(inputs.layer, q, k)
@@ -146,7 +140,8 @@ class LinearAttention(Attention):
     act in the numerator only (Su et al. 2021, equation 19): rotated weights may be negative, and so may their sum.
     """
 
-    def forward(self, x, inputs):
+    def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
+        """(B, T, hidden_size) → (B, T, hidden_size)."""
         # Sums over all tokens seen: the next token would be lost in those of half precision.
         q, k, v = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in self.projected(x))
         groups = q.shape[-2] // k.shape[-2]

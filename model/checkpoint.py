@@ -13,7 +13,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from base import InputError, writing
-from model.config import ModelConfig
 from model.huggingface import check_agreement, read_config, transformers_keys
 from model.transformer import Transformer, with_position
 
@@ -49,7 +48,7 @@ def save_checkpoint(folder: Path, model: Transformer, files: dict[str, str], tra
 
 def _write(folder, model, files, trainer):
     folder.mkdir(parents=True)
-    for name, text in {"config.json": json.dumps(_config_json(model.config, files), indent=2), **files}.items():
+    for name, text in {"config.json": json.dumps(_config_json(model, files), indent=2), **files}.items():
         (folder / name).write_text(text, encoding="utf-8")
     tensors = {_outer_name(name): tensor.contiguous() for name, tensor in model.state_dict().items()}
     try:
@@ -134,11 +133,11 @@ def load_checkpoint(
     if config.num_hidden_layers != layers:
         raise InputError(f"{files[0]}: expected {config.num_hidden_layers} layers, as in config.json, got {layers}")
     try:
-        with torch.device("meta"):  # in no memory, as the sizes may be any
-            wanted = Transformer(config, seed=None).state_dict()
-    except (RuntimeError, TypeError, OverflowError):
-        raise InputError(f"{file}: its sizes are too large for any model") from None
-    check_agreement(file, stored, config)
+        model = Transformer(config, seed=None)
+    except RuntimeError:
+        raise InputError(f"{file}: position: {config.position} is too large") from None
+    check_agreement(file, stored, model)
+    wanted = model.state_dict()
     for name, (place, shown, shape) in places.items():
         if name not in wanted:
             raise InputError(f"{place}: holds {shown!r:.80}, which the model in config.json does not have")
@@ -150,7 +149,6 @@ def load_checkpoint(
     for place in (*files, folder / TOKENIZER):
         if place.is_file():
             _check_sum(place)
-    model = Transformer(config, seed=None)
     model.load_state_dict(tensors, assign=True)
     return with_position(model.to(dtype), position_options) if position_options else model.to(dtype)
 
@@ -209,13 +207,12 @@ def _opened(file):
 def load_trainer(folder: Path) -> dict:
     """What `save_checkpoint` was given as `trainer`. InputError names the file where it is not that any more."""
     file = folder / TRAINER
+    if file.is_file():
+        _check_sum(file)
     try:
         if not file.is_file():  # a pipe would never answer
             raise FileNotFoundError
-        _check_sum(file)
         content = torch.load(file, weights_only=True)
-    except InputError:
-        raise
     except Exception as error:  # a damaged file raises anything, from EOFError to RuntimeError
         raise InputError(f"{file}: missing, cut short or damaged ({type(error).__name__})") from error
     if not isinstance(content, dict):
@@ -245,14 +242,14 @@ def _inner_name(name: str) -> str:
     return re.sub(r"^((model|module|_orig_mod)\.)+", "", name)
 
 
-def _config_json(config: ModelConfig, files: dict[str, str]) -> dict:
+def _config_json(model: Transformer, files: dict[str, str]) -> dict:
     tokenizer = json.loads(files.get(TOKENIZER, "{}"))
     token_ids = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
     names = json.loads(files.get("tokenizer_config.json", "{}"))
     return {
         # where `transformers` has no such model, a type it does not know keeps it from building another one
         "model_type": "whereabouts",
-        **config.model_dump(mode="json"),
+        **model.config.model_dump(mode="json"),
         "hidden_act": "silu",
         "mlp_bias": False,
         "attention_dropout": 0.0,
@@ -260,7 +257,7 @@ def _config_json(config: ModelConfig, files: dict[str, str]) -> dict:
         "eos_token_id": token_ids.get(names.get("eos_token")),
         "pad_token_id": None,
         "torch_dtype": "float32",
-        **transformers_keys(config),
+        **transformers_keys(model.config, model.position),
     }
 
 

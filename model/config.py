@@ -1,32 +1,31 @@
 """What a model is: its shape, and its positional scheme with that scheme's options."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-import torch
-from pydantic import PositiveFloat, PositiveInt, SerializeAsAny, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PositiveFloat, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from model.position import POSITIONS, Position, Rope, build_position, position_options
-from settings import FrozenConfig
+from settings import FrozenConfig, Size
 
 
 class ModelConfig(FrozenConfig):
     """Shape of a Llama-style decoder, in the names of Hugging Face's LlamaConfig."""
 
-    vocab_size: PositiveInt | None = None
+    vocab_size: Size | None = None
     """number of token ids; null: filled in from the tokenizer"""
-    hidden_size: PositiveInt = 256
+    hidden_size: Size = 256
     """width of the residual stream"""
-    num_hidden_layers: PositiveInt = 4
+    num_hidden_layers: Annotated[int, Field(gt=0, le=10_000)] = 4
     """number of blocks"""
-    num_attention_heads: PositiveInt = 4
+    num_attention_heads: Size = 4
     """query heads of a layer"""
-    intermediate_size: PositiveInt | None = None
+    intermediate_size: Size | None = None
     """width inside the SwiGLU; null: 8/3 of hidden_size, rounded up to a multiple of 32"""
-    num_key_value_heads: PositiveInt | None = None
+    num_key_value_heads: Size | None = None
     """key and value heads of a layer, shared by groups of query heads; null: num_attention_heads"""
-    head_dim: PositiveInt | None = None
+    head_dim: Size | None = None
     """width of one head; null: hidden_size / num_attention_heads"""
-    max_position_embeddings: PositiveInt = 256
+    max_position_embeddings: Size = 256
     """tokens of context that the model is trained on"""
     rms_norm_eps: PositiveFloat = 1e-5
     """added to the mean square inside RMSNorm"""

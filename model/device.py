@@ -34,8 +34,7 @@ def autocast(dtype: str, device: torch.device):
 
 def without_autocast(device: torch.device):
     """The context in which what is computed keeps its precision, also inside `autocast`."""
-    enabled = torch.is_autocast_enabled(device.type)
-    return torch.autocast(device.type, enabled=False) if enabled else nullcontext()
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

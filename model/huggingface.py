@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-import torch
 from pydantic import ValidationError
 
 from base import InputError
 from model.config import ModelConfig
-from model.position import build_position
+from model.position import Position, build_position
+from model.transformer import Transformer
 from settings import one_line
 
 # The types that are read, with what their files may leave out as the default of the type, where that is not ours.
@@ -22,10 +22,8 @@ DEFAULTS = {
 }
 
 
-def transformers_keys(config: ModelConfig) -> dict:
+def transformers_keys(config: ModelConfig, position: Position) -> dict:
     """config.json keys that make `transformers` compute this model; empty where none of its models does."""
-    with torch.device("meta"):  # it is only asked what it is
-        position = build_position(config)
     rope = position.rope_parameters()
     if rope is None or config.attention != "softmax" or config.position.temperature:
         return {}
@@ -61,12 +59,13 @@ def read_config(file: Path, stored: dict) -> ModelConfig:
     return _model_config(file, stored)
 
 
-def check_agreement(file: Path, stored: dict, config: ModelConfig) -> None:
-    """InputError where our own keys, read as `config`, and those of `transformers` say two different things."""
-    ours = transformers_keys(config)
+def check_agreement(file: Path, stored: dict, model: Transformer) -> None:
+    """InputError where our own keys, read as `model`, and those of `transformers` say two different things."""
+    ours = transformers_keys(model.config, model.position)
     if not ours or stored.get("model_type") == "whereabouts":  # either was once written where the other is now
         return
-    theirs = transformers_keys(_of_transformers(file, stored))
+    config = _of_transformers(file, stored)
+    theirs = transformers_keys(config, build_position(config))
     for key in ours | theirs:
         if ours.get(key) != theirs.get(key):
             raise InputError(

@@ -7,10 +7,10 @@ import math
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 from torch import Tensor
 
-from settings import FrozenConfig
+from settings import FrozenConfig, Size
 
 
 class Scaling(FrozenConfig):
@@ -18,7 +18,7 @@ class Scaling(FrozenConfig):
 
     factor: Annotated[float, Field(ge=1)]
     """s: how many times longer"""
-    original_max_position_embeddings: PositiveInt | None = None
+    original_max_position_embeddings: Size | None = None
     """L: the length trained without scaling; null: max_position_embeddings"""
 
     def check(self, pairs: int) -> None:
@@ -30,11 +30,7 @@ class Scaling(FrozenConfig):
 
     def rope_parameters(self, dim: int, base: float, length: int) -> dict:
         """`rope_parameters` with which `transformers` computes the same."""
-        return {
-            "rope_theta": base,
-            **self.model_dump(exclude_none=True),
-            "original_max_position_embeddings": length,
-        }
+        return {"rope_theta": base, **self.model_dump(exclude_none=True), "original_max_position_embeddings": length}
 
 
 class LinearScaling(Scaling):

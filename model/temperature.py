@@ -8,10 +8,10 @@ import math
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat
 from torch import Tensor
 
-from settings import FrozenConfig
+from settings import FrozenConfig, Size
 
 
 class Temperature(FrozenConfig):
@@ -61,7 +61,7 @@ class FloorTemperature(Temperature):
     """name of the temperature"""
     scale: PositiveFloat = 0.1
     """a"""
-    length: PositiveInt = 8192
+    length: Size = 8192
     """F"""
 
     def factor(self, n, config, trained):

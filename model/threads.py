@@ -32,7 +32,7 @@ def share_the_cores() -> None:
 
 
 def _watch(ended: threading.Event) -> None:
-    before, crowd = _usage(), None
+    before, leave = _usage(), None
     while not ended.wait(LOOK_SECONDS):
         now = _usage()
         wall, others = (after - earlier for after, earlier in zip(now, before))
@@ -43,11 +43,11 @@ def _watch(ended: threading.Event) -> None:
 
         cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
         is_crowded = threads > 1 and threads + others / wall > cores + BUSY
-        if is_crowded and crowd is None:
-            crowd = Crowd(cores - threads + 2)
-        elif crowd is not None and not is_crowded:
-            crowd.leave()
-            crowd = None
+        if is_crowded and leave is None:
+            leave = crowd(cores - threads + 2)
+        elif leave is not None and not is_crowded:
+            leave.set()
+            leave = None
 
 
 def _usage() -> tuple[float, float]:
@@ -61,15 +61,11 @@ def _usage() -> tuple[float, float]:
     return time.monotonic(), busy / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
-class Crowd:
-    """Idle OpenMP threads, `size` including the one that holds them, until they are told to leave."""
+def crowd(size: int) -> threading.Event:
+    """Starts idle OpenMP threads, `size` including the one that holds them, which last until the event is set."""
+    leave, there = threading.Event(), threading.Event()
 
-    def __init__(self, size: int):
-        self.told, there = threading.Event(), threading.Event()
-        threading.Thread(target=self._stay, args=(size, there), daemon=True).start()
-        there.wait()
-
-    def _stay(self, size: int, there: threading.Event) -> None:
+    def stay() -> None:
         import torch
 
         threads = torch.get_num_threads()
@@ -77,8 +73,8 @@ class Crowd:
         torch.ones(size * 2**16).add_(1)  # large enough to be split among them, which starts them
         torch.set_num_threads(threads)
         there.set()
-        self.told.wait()
+        leave.wait()
 
-    def leave(self) -> None:
-        """Ends the threads, without waiting for it."""
-        self.told.set()
+    threading.Thread(target=stay, daemon=True).start()
+    there.wait()
+    return leave

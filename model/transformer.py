@@ -99,11 +99,7 @@ class Transformer(nn.Module):
         self.position.sharpness = sharpness  # of the temperature, as trained
 
     def forward(
-        self,
-        input_ids: Tensor,
-        cache: Cache | None = None,
-        positions: Tensor | None = None,
-        logits_to_keep: int = 0,
+        self, input_ids: Tensor, cache: Cache | None = None, positions: Tensor | None = None, logits_to_keep: int = 0
     ) -> Tensor:
         """Logits (B, T, vocab_size) of input_ids (B, T), or of the last logits_to_keep positions alone.
 
@@ -162,8 +158,8 @@ class Transformer(nn.Module):
             return mask if bias is None else masked(bias, mask).to(dtype).view(-1, *bias.shape[-3:])
 
         masks = [merged(each) for each in bias] if isinstance(bias, list) else merged(bias)
-        hooks = scheme.rotation, scheme.key_rotation, scheme.temperature
-        contributed = [masks, *(hook(positions) for hook in hooks)]  # for all layers, or a list of that for each
+        turns = scheme.rotation(positions), scheme.key_rotation(positions)
+        contributed = masks, *turns, scheme.temperature(positions)  # for all layers, or a list of that for each
         inputs = [AttentionInputs(n, cache, positions, k_positions, mask) for n in range(len(self.layers))]
         for layer, each in enumerate(inputs):
             if scheme.acts_in(layer):
@@ -183,8 +179,6 @@ def with_position(model: Transformer, options: dict) -> Transformer:
     try:
         other = Transformer(model.config.with_position(options), seed=None)
         other.load_state_dict(model.state_dict(), assign=True)
-    except ValidationError as error:
-        raise InputError(one_line(error)) from None
     except ValueError as error:
-        raise InputError(str(error)) from None
+        raise InputError(one_line(error) if isinstance(error, ValidationError) else str(error)) from None
     return other

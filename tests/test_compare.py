@@ -16,7 +16,7 @@ from comparison.commands import compare
 from comparison.design import load_comparison
 from comparison.inference import Spread
 from comparison.results import Point
-from comparison.tables import context_table, main_table
+from comparison.tables import tables
 from made_up import results, run
 from model.position import POSITIONS
 from tiny import Stopped, before_step, call, config_file, replace_path, rows, weights
@@ -56,7 +56,7 @@ def test_precedence_base_below_settings_below_variant(tmp_path):
         "variants": {"a": {}, "b": {"train.batch_size": 2, "model.position.base": 500}},
         "baseline": "a",
     }
-    comparison, runs = load_comparison(str(comparison_file(tmp_path, **changes)), [])
+    comparison, runs, _ = load_comparison(str(comparison_file(tmp_path, **changes)), [])
     (a, a7), (b, _) = runs["a"], runs["b"]
     assert (a.train.steps, a.train.batch_size, a.train.learning_rate) == (4, 3, 0.01)
     assert (b.train.steps, b.train.batch_size, b.model.position.base) == (4, 2, 500)
@@ -67,7 +67,7 @@ def test_precedence_base_below_settings_below_variant(tmp_path):
 def test_a_section_adds_to_the_base_and_does_not_replace_it(tmp_path):
     """`variants.b.model.position=none` would otherwise silently train b at the default width, beside narrower ones."""
     changes = {"settings": {"train": {"steps": 4}, "data": {"tokenizer": {"vocab_size": 300}}}}
-    _, runs = load_comparison(str(comparison_file(tmp_path, **changes)), ["variants.theta.model.position=none"])
+    _, runs, _ = load_comparison(str(comparison_file(tmp_path, **changes)), ["variants.theta.model.position=none"])
     rope, theta = (runs[variant][0] for variant in ("rope", "theta"))
     assert (theta.model.position.scheme, theta.model.hidden_size) == ("none", rope.model.hidden_size) == ("none", 16)
     assert (theta.train.steps, theta.train.batch_size) == (4, 4)
@@ -77,7 +77,7 @@ def test_a_section_adds_to_the_base_and_does_not_replace_it(tmp_path):
 
 def test_command_line_overrides_reach_the_comparison_or_all_its_runs(tmp_path):
     path = str(comparison_file(tmp_path))
-    comparison, runs = load_comparison(path, ["seeds=[3]", "train.steps=9", "name=other", "variants.theta={}"])
+    comparison, runs, _ = load_comparison(path, ["seeds=[3]", "train.steps=9", "name=other", "variants.theta={}"])
     assert [config.seed for config in runs["rope"]] == [3]
     assert runs["rope"][0].train.steps == 9
     assert comparison.folder == tmp_path / "runs" / "other"
@@ -87,7 +87,7 @@ def test_command_line_overrides_reach_the_comparison_or_all_its_runs(tmp_path):
 def test_each_learning_rate_has_runs_of_its_own_name(tmp_path):
     """Those of ordinary rates keep it, or finished runs would not be found."""
     rates = [1e-3, 3e-5, 2.0, 1e16, 1e-16, 1.5e22, 1.7976931348623157e308, 5e-324]
-    _, runs = load_comparison(str(comparison_file(tmp_path, learning_rates=rates, seeds=[0])), [])
+    _, runs, _ = load_comparison(str(comparison_file(tmp_path, learning_rates=rates, seeds=[0])), [])
     names = [config.name for config in runs["rope"]]
     assert [config.train.learning_rate for config in runs["rope"]] == rates and len(set(names)) == len(rates)
     assert names[:4] == ["rope-lr0.001-seed0", "rope-lr3e-05-seed0", "rope-lr2.0-seed0", "rope-lr1e16-seed0"]
@@ -114,6 +114,7 @@ def test_each_learning_rate_has_runs_of_its_own_name(tmp_path):
         ({"learning_rates": [1e-3]}, ["train.learning_rate=1"], "train.learning_rate: cannot be set here"),
         ({"evaluate_with": {"far": {"scaling": {"rope_type": "yarm", "factor": 2}}}}, [], "with.far: no .*yarm"),
         ({"evaluate_with": {"far": {"scalling": 1}}}, [], "evaluate_with.far: no .*scalling"),
+        ({"evaluate_with": {"per": {"per_layer": True}}}, [], "evaluate_with.per: no .*needs parameters"),
     ],
 )
 def test_a_comparison_that_cannot_be_is_refused_before_any_run(tmp_path, changes, overrides, expected):
@@ -147,11 +148,12 @@ def test_summary_by_hand():
     assert (summary["a"].tokens_per_second, summary["b"].position_parameters) == (20, 8)
     assert results({"a": runs["a"][:1]}, "a").summary["a"].val_loss == Spread(2.0, None)
 
-    header, _, a, b, *_ = main_table(found).markdown().splitlines()
+    main, by_context, *_ = [table.markdown().splitlines() for table in tables(found)]
+    header, _, a, b, *_ = main
     assert header.count("|") == a.count("|") == b.count("|")
     assert "3.0000 ± 1.3229" in a and "| — |" in a
     assert "+0.2500 ± 0.2500 | -0.3710 to +0.8710 | 0.23 | within the noise" in b
-    assert "| 3.250 ± 1.521 | n/a |" in context_table(found).markdown().splitlines()[3]
+    assert "| 3.250 ± 1.521 | n/a |" in by_context[3]
 
 
 @pytest.fixture(scope="module")
@@ -210,14 +212,14 @@ def test_a_sweep_reports_all_rates_and_uses_the_best(tmp_path):
 
 def test_any_metric_of_a_scheme_is_reported(tmp_path, monkeypatch):
     """A number, two entries, and two for each of two layers, whose means count."""
-    logged = {"heat": 2.0, "speeds": [1.0, 3.0], "depths": [[1.0, 5.0], [3.0, 1.0]]}
+    logged = {"heat": 2.0, "speeds": [1.0, 3.0], "depths": [[1.0, 5.0], [3.0, 1.0]], "odd": [[]], "nan": math.nan}
     monkeypatch.setattr(POSITIONS["alibi"], "measured", {name: f"{name} of it" for name in logged})
     monkeypatch.setattr(POSITIONS["alibi"], "metrics", lambda _: logged)
     text = run_comparison(tmp_path, variants={"rope": {}, "alibi": {"model.position": "alibi"}}, seeds=[0])
     summary = written(tmp_path)["summary"]
     found = summary["alibi"]["scheme_metrics"]
     at_end = {name: [(point["x"], point["mean"]) for point in metric["at_end"]] for name, metric in found.items()}
-    assert at_end == {"heat": [(0, 2)], "speeds": [(0, 1), (1, 3)], "depths": [(0, 2), (1, 3)]}
+    assert at_end == {"heat": [(0, 2)], "speeds": [(0, 1), (1, 3)], "depths": [(0, 2), (1, 3)], "odd": [], "nan": []}
     assert [(point["x"], point["mean"]) for point in found["depths"]["largest"]] == [(n * 64, 3) for n in (1, 2, 3, 4)]
     assert "- alibi ends with a speeds (speeds of it) of up to 3 " in text and summary["rope"]["scheme_metrics"] == {}
 

@@ -96,8 +96,8 @@ def test_stdout_has_the_text_and_nothing_else(output, checkpoint):
 
 
 def test_dtype_is_that_of_the_weights_while_decoding(output, refusal, monkeypatch, run):
-    seen, plain = [], generation.decoder
-    monkeypatch.setattr(generation, "decoder", lambda model, dtype: seen.append(dtype) or plain(model, dtype))
+    seen, plain = [], generation.decoding_model
+    monkeypatch.setattr(generation, "decoding_model", lambda model, dtype: seen.append(dtype) or plain(model, dtype))
     for arguments, dtype in ((["--dtype", "bfloat16"], torch.bfloat16), ([], torch.float32)):
         assert len(output("--prompt", "that the", "--max-new-tokens", 8, *arguments).out) == 9
         assert seen.pop() == dtype

@@ -142,7 +142,7 @@ def test_attention_receives_exact_angles_at_large_positions(name, precision, tin
         torch.testing.assert_close(got[0].double(), expected, rtol=0, atol=1e-7)
 
 
-def test_what_acts_is_what_the_class_overrides(scheme, tiny_model):
+def test_only_what_a_class_overrides_acts(scheme, tiny_model):
     """Two encodings at once, because one of them is on by default."""
     position, positions = tiny_model(scheme).position, torch.arange(3)
     hooks = {"embedding": 1, "rotation": 1, "key_rotation": 1, "temperature": 1, "bias": 2}

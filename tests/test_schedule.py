@@ -14,7 +14,7 @@ from test_compare import comparison_file
 import compare as program
 from base import InputError
 from comparison import schedule
-from comparison.design import load_comparison, shell, train_arguments
+from comparison.design import load_comparison, shell
 from comparison.schedule import Progress, train_all
 from configs import load_config
 from tiny import call, killed_before_step, rows, weights
@@ -26,9 +26,8 @@ ROOT = Path(__file__).parent.parent
 
 def planned(folder, **changes):
     """The configs of a comparison's runs and their arguments."""
-    path = str(comparison_file(folder, **changes))
-    comparison, runs = load_comparison(path, [])
-    return [config for some in runs.values() for config in some], train_arguments(comparison, path)
+    _, runs, arguments = load_comparison(str(comparison_file(folder, **changes)), [])
+    return [config for some in runs.values() for config in some], arguments
 
 
 def test_the_list_has_a_command_for_each_run_that_trains_just_it(tmp_path, capsys, monkeypatch):
@@ -41,7 +40,7 @@ def test_the_list_has_a_command_for_each_run_that_trains_just_it(tmp_path, capsy
     monkeypatch.chdir(ROOT)
     assert call(program, path, "--list", "seeds=[0, 3]", "train.grad_clip=null") == 0
     lines = capsys.readouterr().out.splitlines()
-    _, runs = load_comparison(str(path), ["seeds=[0, 3]", "train.grad_clip=null"])
+    _, runs, _ = load_comparison(str(path), ["seeds=[0, 3]", "train.grad_clip=null"])
     every = [config for some in runs.values() for config in some]
     assert len(lines) == len(every) == 8
     for line, config in zip(lines, every):
@@ -70,15 +69,15 @@ def test_side_by_side_gives_the_same_runs(tmp_path, monkeypatch):
     changes["baseline"] = "none"
     for folder in (alone, together):
         folder.mkdir()
-    train_all(planned(alone, **changes)[0], train, 1, {})
+    train_all(planned(alone, **changes)[0], 1, {})
     configs, arguments = planned(together, **changes)
     with killed_before_step(4):
         train(configs[1])
-    train_all(configs, pytest.fail, 2, arguments)
+    train_all(configs, 2, arguments)
     for config in configs:
         one, two = (folder / "runs" / "cmp" / config.name for folder in (alone, together))
         assert weights(one) == weights(two) and rows(one) == rows(two)
-    train_all(configs, pytest.fail, 2, {})
+    train_all(configs, 2, {})
 
 
 STAND_IN = """
@@ -95,27 +94,20 @@ def test_one_that_fails_ends_all_with_its_line(tmp_path, monkeypatch):
     (tmp_path / "stand_in.py").write_text(STAND_IN)
     monkeypatch.setattr(schedule, "TRAIN", tmp_path / "stand_in.py")
     configs, arguments = planned(tmp_path, variants={"bad": {}, "long": {}}, baseline="bad", seeds=[0])
-    begun, real = [], schedule._Process
-
-    class Watched(real):
-        def __init__(self, *given):
-            super().__init__(*given)
-            begun.append(self.process)
-
-    monkeypatch.setattr(schedule, "_Process", Watched)
+    begun, real = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **more: begun.append(real(*given, **more)) or begun[-1])
     with pytest.raises(InputError, match="bad-seed0: model: too large, and so on$"):
-        train_all(configs, pytest.fail, 2, arguments)
+        train_all(configs, 2, arguments)
     assert len(begun) == 2 and all(process.poll() is not None for process in begun)
 
 
-def test_a_failure_other_than_diverging_ends_all_in_one_process_too(tmp_path):
-    configs, _ = planned(tmp_path)
-
+def test_a_failure_other_than_diverging_ends_all_in_one_process_too(tmp_path, monkeypatch):
     def fail(config, resume):
         raise InputError("no room")
 
+    monkeypatch.setattr(schedule, "train", fail)
     with pytest.raises(InputError, match="no room"):
-        train_all(configs, fail, 1, {})
+        train_all(planned(tmp_path)[0], 1, {})
 
 
 def test_a_stopped_comparison_leaves_no_training_behind(tmp_path):
@@ -150,13 +142,13 @@ def test_the_threads_are_shared_out(tmp_path, monkeypatch):
     monkeypatch.setattr(schedule, "POLL_SECONDS", 0)
     monkeypatch.setenv("OMP_NUM_THREADS", "12")
     configs, arguments = planned(tmp_path)
-    train_all(configs, pytest.fail, 4, arguments)
+    train_all(configs, 4, arguments)
     assert [threads for _, threads in given] == ["3"] * 4
-    train_all(configs, pytest.fail, 64, arguments)
+    train_all(configs, 64, arguments)
     assert [threads for _, threads in given[4:]] == ["1"] * 4
     monkeypatch.delenv("OMP_NUM_THREADS")
     alive.clear()
-    train_all(configs, pytest.fail, 2, arguments)
+    train_all(configs, 2, arguments)
     assert int(given[-1][1]) == max(1, os.cpu_count() // 2)
     assert alive == [1, 2, 1, 0, 1, 2, 1, 0], "four runs, two at a time"
 
@@ -200,5 +192,5 @@ def test_the_base_is_named_from_the_current_folder(tmp_path):
     comparison_file(tmp_path)
     values = yaml.safe_load((tmp_path / "cmp.yaml").read_text())
     path.write_text(yaml.safe_dump({**values, "base": "../base.yaml"}))
-    comparison, _ = load_comparison(str(path), [])
-    assert Path(train_arguments(comparison, str(path))["rope-seed0"][0]).samefile(tmp_path / "base.yaml")
+    _, _, arguments = load_comparison(str(path), [])
+    assert Path(arguments["rope-seed0"][0]).samefile(tmp_path / "base.yaml")

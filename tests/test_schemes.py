@@ -12,7 +12,7 @@ from model.attention import AttentionInputs, rotate
 from model.cache import Cache
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import ModelConfig
-from model.position import POSITIONS, T5, Alibi, build_position, ladder
+from model.position import POSITIONS, T5, Alibi, Rope, build_position, ladder
 from model.transformer import Transformer
 from settings import one_line
 from tiny import draw
@@ -258,6 +258,24 @@ def test_transformers_computes_the_same_logits(tmp_path, position):
     with torch.no_grad():
         difference = (ours(ids(2, 24)) - theirs.eval()(ids(2, 24)).logits).abs().max()
     assert difference < 1e-4 * ours(ids(2, 24)).abs().max()
+
+
+def test_a_subclass_of_rope_comes_back_and_is_no_llama(tmp_path, monkeypatch):
+    """transformers would compute rope; and a scheme may read a tensor where it is built."""
+
+    class Sharp(Rope):
+        def __init__(self, config):
+            super().__init__(config)
+            self.power = torch.tensor([2.0]).item()
+
+        def temperature(self, positions):
+            return positions.clamp(min=0).add(2).log()[..., None, :] ** self.power
+
+    monkeypatch.setitem(POSITIONS, "sharp", Sharp)
+    save_checkpoint(tmp_path / "c", model("sharp"), {})
+    assert torch.equal(load_checkpoint(tmp_path / "c")(ids(1, 9)), model("sharp")(ids(1, 9)))
+    with pytest.raises(ValueError, match="whereabouts"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "c")
 
 
 @pytest.mark.parametrize("rope_type", ["linear", "yarn", "llama3"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from model import threads
-from model.threads import Crowd, share_the_cores
+from model.threads import crowd, share_the_cores
 from training.loss import summed_loss
 
 LINUX = pytest.mark.skipif(not threads.STAT.is_file(), reason="needs /proc/stat")
@@ -33,7 +33,7 @@ class Looks:
         self.usage = [(float(n), sum(others[:n])) for n in range(len(others) + 1)]
         self.log = []
         monkeypatch.setattr(threads, "_usage", lambda: self.usage.pop(0))
-        monkeypatch.setattr(threads, "Crowd", lambda size: self.log.append(size) or self)
+        monkeypatch.setattr(threads, "crowd", lambda size: self.log.append(size) or self)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
         monkeypatch.setattr(torch, "get_num_threads", lambda: own_threads)
 
@@ -41,7 +41,7 @@ class Looks:
         self.log.append(".")
         return not self.usage
 
-    def leave(self):
+    def set(self):
         self.log.append("gone")
 
 
@@ -61,14 +61,14 @@ def test_idle_threads_crowd_the_processors_while_others_use_them(monkeypatch, co
 
 
 @LINUX
-def test_a_crowd_is_there_until_it_leaves():
+def test_a_crowd_is_there_until_told_to_leave():
     def count():
         return len(os.listdir("/proc/self/task"))
 
     before, own = count(), torch.get_num_threads()
-    crowd = Crowd(4)
+    leave = crowd(4)
     assert count() >= before + 4 and torch.get_num_threads() == own
-    crowd.leave()
+    leave.set()
     for _ in range(6000):
         if count() <= before:
             break
@@ -85,9 +85,9 @@ def test_how_threads_wait_changes_no_bit(tiny_model, tokens):
     own = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        alone, crowd = gradients(), Crowd(2)
+        alone, leave = gradients(), crowd(2)
         crowded = gradients()
-        crowd.leave()
+        leave.set()
     finally:
         torch.set_num_threads(own)
     assert torch.equal(alone, crowded)

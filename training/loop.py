@@ -79,7 +79,7 @@ def make_trainer(run: RunFolder, corpus: Corpus, device: torch.device, signals: 
     model = load_checkpoint(checkpoint) if checkpoint else None
     try:
         model = (model or Transformer(run.config.model, run.config.seed)).to(device)
-    except (RuntimeError, TypeError, OverflowError) as error:
+    except RuntimeError as error:
         raise InputError(f"model: a tensor does not fit into memory ({str(error):.100})") from None
     trainer = Trainer(run, corpus, model, build_optimizer(model, run.config.train), signals)
     if checkpoint:
@@ -202,7 +202,7 @@ class Trainer:
         self.busy_seconds, self.busy_steps = 0.0, 0
         loss, norm, rate = result if result.is_finite else (None, None, result.learning_rate)
         row = {"train_loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens_per_second": speed}
-        self.log({**row, **self.model.position.metrics()})
+        self.log({**self.model.position.metrics(), **row})
         progress = f"loss {result.loss:.3f}, lr {rate:.1e}, {speed:,.0f} tokens/s"
         self.bar.set_postfix_str(progress)
         if self.bar.disable and time.monotonic() >= self.next_line:

@@ -16,6 +16,11 @@ from data.tokenizer import load_tokenizer, tokenizer_files
 from model.checkpoint import complete_checkpoints, read_json
 from training.versions import versions
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None
+
 # Keys for how and where a run is made and watched, not for what is trained.
 RUNTIME_KEYS = ("name", "runs_dir", "data.cache_dir", "train.device", "train.compile", "train.log_every", "wandb.")
 RUNTIME_KEYS += ("train.eval_every", "train.checkpoint_every", "train.keep_checkpoints", "train.max_skipped_steps")
@@ -58,15 +63,13 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Creates the folder if needed and locks it. InputError while another live process holds the lock."""
-        try:
+        with writing(f"runs_dir: {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"runs_dir: {self.path} cannot be created: {error.strerror}") from None
-        with writing(self.path):
             file = (self.path / ".lock").open("a")
         with file:
             try:
-                _lock(file)
+                if fcntl:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
             except BlockingIOError:
                 raise InputError(f"{self.path}: another process is training there") from None
             except OSError:  # a file system without locks
@@ -197,14 +200,6 @@ class RunFolder:
                 hidden = path.with_name(f".{path.name}.removed")  # so that a kill leaves no half-removed one
                 path.rename(hidden)
                 shutil.rmtree(hidden)
-
-
-def _lock(file) -> None:
-    try:
-        import fcntl
-    except ImportError:  # Windows has no such locks
-        return
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
 
 
 def replace_text(file: Path, text: str) -> None:

@@ -55,16 +55,9 @@ def _begin(run: RunFolder, step: int):
         ways = [*again, ways[-1]]
     for (what, how), (then, _) in zip(ways, [*ways[1:], ("continue without it", None)]):
         try:
-            tracked = wandb.init(
-                project=config.wandb.project,
-                group=config.wandb.group,
-                tags=config.wandb.tags,
-                name=config.name,
-                dir=run.path,
-                config=config.model_dump(mode="json"),
-                settings=wandb.Settings(init_timeout=20, silent=True),
-                **how,
-            )
+            settings = wandb.Settings(init_timeout=20, silent=True)
+            place = {"name": config.name, "dir": run.path, **config.wandb.model_dump(exclude={"mode"})}
+            tracked = wandb.init(**place, config=config.model_dump(mode="json"), settings=settings, **how)
         except (wandb.Error, ValueError) as error:
             reason = " ".join(str(error).split())
             print(f"warning: wandb could not {what} ({reason:.200}); next: {then}", file=sys.stderr)

@@ -38,7 +38,7 @@ def position_options(value) -> Position.Options:
     value = {"scheme": "rope", **value}
     if value["scheme"] not in POSITIONS:
         raise ValueError(f"unknown scheme {value['scheme']!r}, known: {', '.join(POSITIONS)}")
-    return POSITIONS[value["scheme"]].Options(**value)
+    return POSITIONS[value["scheme"]].Options.model_validate(value)
 
 
 def build_position(config) -> Position:

@@ -4,10 +4,11 @@ import math
 from typing import Annotated
 
 import torch
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat
 
 from model.linear import Embedding
 from model.position.base import Position, ladder, phase_device, phases
+from settings import Size
 
 
 class Sinusoidal(Position):
@@ -30,8 +31,7 @@ class Sinusoidal(Position):
     shift_invariant = False
 
     def embedding(self, positions):
-        theta = ladder(self.config.hidden_size, self.options.base, phase_device(positions))
-        phi = phases(positions, theta)
+        phi = phases(positions, ladder(self.config.hidden_size, self.options.base, phase_device(positions)))
         waves = torch.stack((phi.sin(), phi.cos()), dim=-1).flatten(-2)
         scale = math.sqrt(2) * (self.options.rms or self.config.initializer_range)
         return (scale * waves).float().to(positions.device)
@@ -44,7 +44,7 @@ class Learned(Position):
     """
 
     class Options(Position.Options):
-        max_length: PositiveInt | None = None
+        max_length: Size | None = None
         """rows of the table; a position past its end is an error. null: max_position_embeddings"""
 
         def check(self, config):

@@ -15,10 +15,11 @@ Rotation = tuple[Tensor, Tensor]  # cos and sin
 class Position(nn.Module):
     """The scheme `none`, and the seam: what a scheme may contribute, of which this one contributes nothing.
 
-    Four hooks are functions of the positions alone, called once a pass; None: nothing. What they return holds in all
-    layers that the scheme acts in, or is a list with an entry for each layer of the model. Positions are integers
-    counted from 0; a negative one marks padding. Angles and temperatures are computed in float64 and cast to float32,
-    and no result is in less, whatever dtype the model or autocast has. Three more hooks see the content, in each layer.
+    The first five hooks are functions of the positions alone, called once a pass; None: nothing. What they return holds
+    in all layers that the scheme acts in; a list has an entry for each layer of the model instead. Positions are
+    integers counted from 0; a negative one marks padding, where results must be finite too. Angles and temperatures are
+    computed in float64 and cast to float32, and no result is in less, whatever dtype the model or autocast has.
+    `features`, `kept` and `content_bias` see the content, in each layer that the scheme acts in.
     """
 
     class Options(FrozenConfig):
@@ -57,10 +58,10 @@ class Position(nn.Module):
         """(…, T, hidden_size), added to the token embeddings of positions (…, T)."""
 
     def rotation(self, positions: Tensor) -> Rotation | list[Rotation] | None:
-        """(cos, sin), each (…, T, rotary_dim / 2), by which queries and keys at positions (…, T) are turned."""
+        """(cos, sin), each (…, T, pairs), by which queries and keys at positions (…, T) are turned, see `rotate`."""
 
     def key_rotation(self, positions: Tensor) -> Rotation | list[Rotation] | None:
-        """As `rotation`, where keys turn otherwise than queries; None: they turn alike."""
+        """As `rotation`, if keys turn differently from queries; None: they turn alike."""
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | list[Tensor] | None:
         """(…, heads or 1, Tq, Tk), added to the scores after 1/√d, from (…, Tq) and (…, Tk)."""
@@ -80,20 +81,20 @@ class Position(nn.Module):
         return q, k
 
     def kept(self, layer: int, x: Tensor) -> tuple[Tensor, ...]:
-        """What the cache keeps of each token beside key and value: tensors (B, any, T, any) from x (B, T, hidden_size).
+        """What the cache keeps of each token besides key and value: tensors (B, any, T, any) from x (B, T, hidden_size).
 
-        Numbers of the token alone, no sums over earlier ones: then a cache can be set back, and padding needs no care.
+        Numbers of the token alone, no sums over earlier ones: then a cache can be set back, and padding does no harm.
         """
         return ()
 
     def content_bias(
         self, layer: int, x: Tensor, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, *kept: Tensor
-    ) -> Tensor | None:
+    ) -> Tensor:
         """(B, heads, Tq, Tk), added to the scores after 1/√d, from what the layer's attention sees.
 
-        x: (B, Tq, hidden_size), its normed input. q (B, heads, Tq, d), k (B, key heads, Tk, d): rotated if need be.
-        kept: what `kept` gave, of all Tk tokens. Whatever the model's dtype or autocast, both hooks get and compute at
-        least float32.
+        The queries are those of the last Tq of the Tk tokens, and x (B, Tq, hidden_size) is their normed input.
+        q (B, heads, Tq, d) and k (B, key heads, Tk, d) are rotated if the scheme rotates. kept: what `kept` returned, of
+        all Tk tokens. Whatever the dtype of the model or autocast, both hooks get and compute float32 or better.
         """
 
     @classmethod
@@ -102,7 +103,7 @@ class Position(nn.Module):
         return any(getattr(cls, hook) is not getattr(Position, hook) for hook in hooks)
 
     def metrics(self) -> dict:
-        """The series of `measured`, for the rows of metrics.jsonl: a number, one for each pair, or that of each layer."""
+        """The series of `measured`, for metrics.jsonl: each a number, a list of numbers, or such a list per layer."""
         return {}
 
     def rope_parameters(self) -> dict | None:
@@ -146,11 +147,9 @@ class InLayers(Position):
         """k: acts in every k-th layer, that is k − 1, 2k − 1 …, counted from 0; or the list of layers it acts in"""
 
         def check(self, config):
-            first = min(self.every) if isinstance(self.every, tuple) else self.every - 1
-            if first >= config.num_hidden_layers:
-                raise ValueError(f"position.every {self.every} names none of the {config.num_hidden_layers} layers")
-            if isinstance(self.every, tuple) and max(self.every) >= config.num_hidden_layers:
-                raise ValueError(f"position.every {list(self.every)} goes past layer {config.num_hidden_layers - 1}")
+            farthest = max(self.every) if isinstance(self.every, tuple) else self.every - 1
+            if farthest > (last := config.num_hidden_layers - 1):
+                raise ValueError(f"position.every: expected layers up to {last}, got {farthest}")
 
     def acts_in(self, layer):
         every = self.options.every

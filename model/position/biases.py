@@ -4,12 +4,13 @@ import math
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 from torch import Tensor, nn
 
 from model.linear import Embedding, Linear
 from model.position.base import InLayers, distances, ladder
 from model.position.rotary import Rotary
+from settings import Size
 
 
 class Alibi(InLayers):
@@ -34,9 +35,9 @@ class T5(InLayers):
     """
 
     class Options(InLayers.Options):
-        num_buckets: Annotated[int, Field(ge=4, multiple_of=2)] = 32
+        num_buckets: Annotated[int, Field(ge=4, lt=2**31, multiple_of=2)] = 32
         """half of them for single distances, half for ranges that grow with the distance"""
-        max_distance: PositiveInt = 128
+        max_distance: Size = 128
         """distances from here on share the last bucket"""
 
         def check(self, config):
@@ -58,8 +59,7 @@ class T5(InLayers):
 
     def bias(self, q_positions, k_positions):
         distance = distances(q_positions, k_positions).squeeze(-3).clamp(min=0)  # the future is masked anyway
-        buckets = self.buckets(distance, self.options.num_buckets, self.options.max_distance)
-        return self.table(buckets).movedim(-1, -3)
+        return self.table(self.buckets(distance, self.options.num_buckets, self.options.max_distance)).movedim(-1, -3)
 
 
 class Kerple(InLayers):
@@ -96,7 +96,7 @@ class Fire(InLayers):
     """
 
     class Options(InLayers.Options):
-        width: PositiveInt = 32
+        width: Size = 32
         """of the MLP's one hidden layer"""
 
     shift_invariant = False
@@ -122,9 +122,9 @@ class Window(Rotary):
     """
 
     class Options(Rotary.Options):
-        window: PositiveInt = 64
+        window: Size = 64
         """tokens that are seen, with the token itself"""
-        keep_first: NonNegativeInt = 0
+        keep_first: Annotated[int, Field(ge=0, lt=2**31)] = 0
         """tokens at the start of the text that are always seen"""
         rotate: bool = True
         """whether queries and keys turn, too"""

@@ -6,11 +6,11 @@ q_m·k_n / √d. Where a term is looked up by the distance m − n, it is comput
 
 import torch
 import torch.nn.functional as F
-from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from model.linear import Embedding, Linear
 from model.position.base import InLayers, distances, ladder, phase_device, phases
+from settings import Size
 
 
 def per_layer(config, make) -> nn.ModuleList:
@@ -39,7 +39,7 @@ class Shaw(InLayers):
     """
 
     class Options(InLayers.Options):
-        clip: PositiveInt = 64
+        clip: Size = 64
         """κ: distances from here on share the last vector"""
 
     def __init__(self, config):
@@ -91,7 +91,7 @@ class Deberta(InLayers):
     """
 
     class Options(InLayers.Options):
-        rows: PositiveInt = 128
+        rows: Size = 128
         """κ: distances from κ − 1 on share the last row"""
 
     def __init__(self, config):
@@ -123,9 +123,9 @@ class Inkling(InLayers):
     """
 
     class Options(InLayers.Options):
-        d_rel: PositiveInt = 16
+        d_rel: Size = 16
         """profiles in the bank"""
-        extent: PositiveInt = 512
+        extent: Size = 512
         """distances that have a bias"""
 
     def __init__(self, config):
@@ -172,7 +172,7 @@ class CoPE(InLayers):
     """
 
     class Options(InLayers.Options):
-        npos: PositiveInt = 64
+        npos: Size = 64
         """rows of e: counts from npos − 1 on share the last"""
 
     def __init__(self, config):

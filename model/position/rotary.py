@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import torch
 import torch.nn.functional as F
 from pydantic import Field, PositiveFloat
-from torch import Tensor, nn
+from torch import nn
 
 from model.position.base import InLayers, ladder, phase_device, phases
 from model.scaling import AnyScaling
@@ -30,10 +30,7 @@ class Rotary(InLayers):
         super().__init__(config)
         self.layout = self.options.layout
 
-    def theta(self, device) -> tuple[Tensor, float]:
-        """(pairs,), or (layers, pairs), float64 radians per token, and the factor on cos and sin."""
-        raise NotImplementedError
-
+    # A subclass has theta(device): float64 radians per token, (pairs,) or (layers, pairs), and a factor on cos and sin.
     def rotation(self, positions):
         theta, factor = self.theta(phase_device(positions))
 
@@ -94,8 +91,8 @@ class Rope(Rotary):
     def rope_parameters(self):
         options, dim = self.options, self.config.head_dim
         pairs = options.turning_pairs(self.config)
-        if options.layout != "half" or (pairs < dim // 2 and options.partial != "p_rope"):
-            return None  # its Llama would silently rotate whole heads in halves
+        if type(self) is not Rope or options.layout != "half" or (pairs < dim // 2 and options.partial != "p_rope"):
+            return None  # its Llama would silently rotate whole heads in halves, and know nothing of a subclass
         rope = {"rope_theta": options.base, "rope_type": "default"}
         if options.scaling:
             rope = options.scaling.rope_parameters(dim, options.base, self.original_length)
