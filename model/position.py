@@ -18,9 +18,9 @@ class Position(nn.Module):
     """The scheme `none`, and the seam: what a scheme may contribute, of which this one contributes nothing.
 
     The first five hooks are functions of the positions alone, called once a pass; None: nothing. What they return holds
-    in all layers that the scheme acts in; a list has an entry for each layer of the model instead. Positions are
-    integers counted from 0; a negative one marks padding, where results must be finite too. Results are computed in float64 and cast to float32 at the
-    end, whatever dtype the model or autocast has. `kept` and `content_bias` are asked in each layer it acts in.
+    in all layers that the scheme acts in, or is a list with an entry for each layer. Positions are integers counted from
+    0; negative ones are padding, where results must be finite too. They are computed in float64 and cast to float32 at
+    the end, whatever dtype the model or autocast has. `kept` and `content_bias` are asked in each layer it acts in.
     """
 
     class Options(FrozenConfig):
