@@ -354,10 +354,9 @@ def test_one_sequence_too_many_needs_another_model_and_a_defect_is_none(tmp_path
         trained(tmp_path, "train.micro_batch_size=1")
 
 
-@pytest.mark.parametrize("size", [10**9, 10**30])
-def test_a_model_that_no_memory_holds_is_one_line(tmp_path, size):
+def test_a_model_that_no_memory_holds_is_one_line(tmp_path):
     with pytest.raises(InputError, match="^model: a tensor does not fit into memory"):
-        trained(tmp_path, f"model={{hidden_size: {size}, num_attention_heads: 1, num_hidden_layers: 1}}")
+        trained(tmp_path, f"model={{hidden_size: {5 * 10**8}, num_attention_heads: 1, num_hidden_layers: 1}}")
 
 
 # What a checkpoint keeps

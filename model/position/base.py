@@ -16,10 +16,10 @@ class Position(nn.Module):
     """The scheme `none`, and the seam: what a scheme may contribute, of which this one contributes nothing.
 
     The first five hooks are functions of the positions alone, called once a pass; None: nothing. What they return holds
-    in all layers that the scheme acts in; a list has an entry for each layer of the model instead. Positions are
-    integers counted from 0; a negative one marks padding, where results must be finite too. Angles and temperatures are
-    computed in float64 and cast to float32, and no result is in less, whatever dtype the model or autocast has.
-    `features`, `kept` and `content_bias` see the content, in each layer that the scheme acts in.
+    in all layers that the scheme acts in, or is a list with an entry for each layer. Positions are integers counted from
+    0; negative ones are padding, where results must be finite too. Angles and temperatures are computed in float64 and
+    cast to float32, and no result is in less, whatever dtype the model or autocast has. `features`, `kept` and
+    `content_bias` see the content, in each layer that the scheme acts in.
     """
 
     class Options(FrozenConfig):
