@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 
 from base import InputError
-from comparison.design import with_options
+from comparison.design import rejection
 from model.cache import Cache
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.position import POSITIONS
@@ -112,7 +112,7 @@ def test_a_trained_model_takes_a_temperature_and_gives_it_back(kind, scheme, tin
 
 def test_one_that_is_trained_is_refused_afterwards_in_one_line(tiny_model):
     model = tiny_model("rope")
-    with pytest.raises(InputError, match="^position: .*'ssmax'.* does not fit the parameters of this model$"):
+    with pytest.raises(InputError, match="^position: .*'ssmax'.* needs parameters that this model does not have$"):
         with_position(model, option("ssmax"))
     with pytest.raises(InputError, match="does not fit"):  # it would leave a trained number out
         with_position(tiny_model({"scheme": "rope", **option("ssmax")}), {"temperature": None})
@@ -120,9 +120,8 @@ def test_one_that_is_trained_is_refused_afterwards_in_one_line(tiny_model):
 
 def test_a_comparison_knows_what_it_cannot_evaluate_with_before_it_trains(tiny_config):
     """Not after hours, when the first model is measured."""
-    reason = with_options(tiny_config("rope"), option("ssmax"))
-    assert isinstance(reason, str) and reason.endswith("does not fit the parameters of this model")
-    assert not isinstance(with_options(tiny_config("rope"), option("log")), str)
+    assert rejection(tiny_config("rope"), option("ssmax")).endswith("needs parameters that this model does not have")
+    assert rejection(tiny_config("rope"), option("log")) is None
 
 
 @torch.no_grad()

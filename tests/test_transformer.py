@@ -153,8 +153,8 @@ def test_weights_are_shared_but_a_move_of_one_model_moves_no_other(scheme, tiny_
         ("rope", {"bas": 5}, "bas.*base"),
         ("rope", {"scaling": {"rope_type": "stretch", "factor": 4}}, "stretch"),
         ("alibi", {"scaling": {"rope_type": "yarn", "factor": 4}}, "scaling"),
-        ("learned", {"max_length": 999}, "parameters of this model"),
-        ("none", {"scheme": "learned"}, "parameters of this model"),
+        ("learned", {"max_length": 999}, "parameters that this model"),
+        ("none", {"scheme": "learned"}, "parameters that this model"),
     ],
 )
 def test_options_that_the_weights_do_not_fit_are_refused(scheme, options, message, tiny_model):
