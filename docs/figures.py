@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from model.config import ModelConfig
-from model.position import Rope, Sinusoidal, build_position, ladder, phases
+from model.position import Rope, Sinusoidal, build_position
+from model.position.base import ladder, phases
 
 SCALINGS = ("linear", "ntk", "yarn", "llama3")
 LENGTHS = (256, 2048, 4096, 32768, 131072, 1048576)  # tokens: the tables are measured on the 64 before each

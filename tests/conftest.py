@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from model.config import ModelConfig
-from model.position import POSITIONS, Position, distances
+from model.position import POSITIONS
+from model.position.base import Position, distances
 from model.transformer import Transformer
 
 torch.set_num_threads(1)  # tensors this small lose more by sharing than by waiting; 20 times where cores are taken
@@ -93,26 +94,16 @@ def full(request) -> bool:
 
 
 def readme_schemes() -> dict[str, type[Position]]:
-    """The examples that README tells to put at the end of model/position/__init__.py, as they stand."""
+    """The examples of README, each in a file of its own as it stands, by the name that README gives them."""
     section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n### Add a scheme\n")[1].split("\n###")[0]
-    with TemporaryDirectory() as folder:  # in a file, from which options are read with their docs
-        file = Path(folder) / "readme_schemes.py"
-        code = re.findall(r"```python\n(.+?)```", section, flags=re.DOTALL)
-        file.write_text(
-            "\n".join(
-                [
-                    "import torch",
-                    "from pydantic import PositiveFloat",
-                    "from torch import nn",
-                    "from model.position import *",
-                    *code,
-                ]
-            ),
-            encoding="utf-8",
-        )
-        before = {*POSITIONS}
-        runpy.run_path(str(file), run_name=file.stem)
-    return {name: POSITIONS.pop(name) for name in {*POSITIONS} - before}
+    found = {}
+    with TemporaryDirectory() as folder:  # options are read with their docs, from a file
+        for number, code in enumerate(re.findall(r"```python\n(.+?)```", section, flags=re.DOTALL)):
+            file = Path(folder) / f"readme_scheme_{number}.py"
+            file.write_text(code, encoding="utf-8")
+            defined = runpy.run_path(str(file), run_name=file.stem).values()
+            found |= {cls.__name__.lower(): cls for cls in defined if getattr(cls, "__module__", None) == file.stem}
+    return found
 
 
 THROWAWAY = {cls.__name__: cls for cls in (AddedWave, TwoSpeeds, Nearness, Sharpening)} | readme_schemes()

@@ -20,7 +20,8 @@ from torch import nn
 from model.attention import AttentionInputs, LinearAttention, SoftmaxAttention, rotate
 from model.cache import Cache
 from model.config import ModelConfig
-from model.position import POSITIONS, T5, Alibi, build_position, ladder, phases
+from model.position import POSITIONS, T5, Alibi, build_position
+from model.position.base import ladder, phases
 from model.scaling import AnyScaling
 from model.temperature import AnyTemperature
 from model.transformer import Transformer

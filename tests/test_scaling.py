@@ -10,7 +10,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from base import InputError
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import ModelConfig
-from model.position import build_position, ladder
+from model.position import build_position
+from model.position.base import ladder
 from model.transformer import with_position
 
 # d = 64, base 10,000, L = 2,048, s = 4, computed in float64 by an independent program

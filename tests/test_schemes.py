@@ -12,7 +12,8 @@ from model.attention import AttentionInputs, rotate
 from model.cache import Cache
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import ModelConfig
-from model.position import POSITIONS, T5, Alibi, Rope, build_position, ladder
+from model.position import POSITIONS, T5, Alibi, Rope, build_position
+from model.position.base import ladder
 from model.transformer import Transformer
 from settings import one_line
 from tiny import draw

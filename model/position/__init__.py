@@ -1,7 +1,7 @@
 """Positional schemes, a file a family. Each is one class: what it does, in the hooks of `Position`, and its options."""
 
 from model.position.absolute import Learned, Sinusoidal
-from model.position.base import InLayers, Position, distances, ladder, phases  # noqa: F401, for those who build on them
+from model.position.base import Position
 from model.position.biases import T5, Alibi, Fire, Kerple, Window
 from model.position.content import CoPE, Deberta, Fox, Inkling, Shaw, TransformerXL
 from model.position.rotary import LearnedTheta, PoPE, Rope, XPos
