@@ -134,13 +134,17 @@ class LongRopeScaling(Scaling):
         if len(self.long_factor) != pairs:
             raise ValueError(f"position.scaling.long_factor: expected {pairs} numbers, got {len(self.long_factor)}")
 
+    def on_waves(self, length: int) -> float:
+        """The factor on cos and sin, for L = length."""
+        return self.attention_factor or math.sqrt(1 + math.log(self.factor) / math.log(max(2, length)))
+
     def stretched(self, theta, dim, base, length):
-        factor = self.attention_factor or math.sqrt(1 + math.log(self.factor) / math.log(max(2, length)))
-        return theta / theta.new_tensor(self.long_factor), factor
+        return theta / theta.new_tensor(self.long_factor), self.on_waves(length)
 
     def rope_parameters(self, dim, base, length):
-        factors = list(self.long_factor)
-        return super().rope_parameters(dim, base, length) | {"short_factor": factors, "long_factor": factors}
+        factors = {"short_factor": list(self.long_factor), "long_factor": list(self.long_factor)}
+        # said outright, as versions differ in where they look for L
+        return super().rope_parameters(dim, base, length) | factors | {"attention_factor": self.on_waves(length)}
 
 
 AnyScaling = Annotated[

@@ -659,7 +659,94 @@ def test_the_normalizer_of_linear_attention_stays_unrotated():
     assert difference(rotated_sum, expected) > CHANGED
 
 
-# From content, and sides that differ
+def test_keys_of_xpos_overflow_float32():
+    """Claim: xPos reaches any length. Sun et al. 2023. Not with rotated keys in a cache: they grow by 3.5^(n/512).
+
+    At 16,384 tokens that is 2.6e17; from n = 36,261 on it is no number of float32. So here the scheme has an end.
+    """
+    scheme = build_position(config("xpos"))
+    for position, finite in ((36_260, True), (36_261, False)):
+        cos, sin = scheme.key_rotation(torch.tensor([position]))
+        assert (cos.isfinite().all() and sin.isfinite().all()) == finite
+    size = torch.hypot(*(wave.double() for wave in scheme.key_rotation(torch.tensor([16_384]))))
+    assert abs(size[0, 0].item() / 2.5714460626335715e17 - 1) < 1e-6
+    assert scheme.max_length < 36_260
+
+
+@torch.no_grad()
+def test_the_power_of_kerple_at_one_is_alibi():
+    """Claim: KERPLE contains ALiBi. Chi et al. 2022, section 4. Holds: −r_1 (m − n) with r_1 the slopes, here trained."""
+    kerple, alibi, ids = transformer({"scheme": "kerple", "kind": "power"}), transformer("alibi"), tokens(2, 40)
+    kerple.position.log_r1.copy_(torch.tensor(Alibi.slopes(4)).log())
+    kerple.position.free_r2.zero_()  # half of 2
+    assert difference(kerple(ids), alibi(ids)) < SAME
+    kerple.position.free_r2.fill_(-1.0)
+    assert difference(kerple(ids), alibi(ids)) > CHANGED
+
+
+@torch.no_grad()
+def test_fire_sees_a_shift_past_its_threshold():
+    """Claim: FIRE is a relative scheme. Li et al. 2024. Up to its threshold, which starts at the trained length.
+
+    Past it distances are divided by what grows with the position of the query, so that all lie between 0 and 1.
+    """
+    position = build_position(config("fire", max_position_embeddings=64))
+    for seed, parameter in enumerate(position.parameters()):
+        if parameter.dim():
+            parameter.copy_(draw(*parameter.shape, seed=seed))
+    here, near, far = (
+        position.bias(start + torch.arange(20), start + torch.arange(20)).tril() for start in (0, 44, 600)
+    )
+    assert difference(near, here) < 1e-5
+    assert difference(far, here) > CHANGED
+
+
+@torch.no_grad()
+def test_a_window_that_holds_every_token_is_rope():
+    """Claim: a sliding window limits what a model sees. Beltagy et al. 2020: each layer adds w − 1 tokens. Holds.
+
+    One that holds the whole text is rope. Of 2 layers with 4 tokens each the last token is reached by 6 before it, and
+    no further; with keep_first by the start as well; with every second layer left out by all.
+    """
+    ids, other = tokens(1, 20), tokens(1, 20)
+    assert difference(transformer({"scheme": "window", "window": 20})(ids), transformer("rope")(ids)) < SAME
+
+    def reach(**options):
+        """Which places the last token's logits depend on."""
+        model, seen = transformer({"scheme": "window", "window": 4, **options}), []
+        for place in range(20):
+            changed = ids.clone()
+            changed[0, place] = (other[0, place] + 7) % 32
+            if difference(model(changed)[0, -1], model(ids)[0, -1]) > 0:
+                seen.append(place)
+        return seen
+
+    assert reach() == reach(rotate=False) == [*range(13, 20)]
+    assert reach(keep_first=1) == [0, *range(13, 20)]
+    assert reach(every=[0]) == [*range(20)]
+
+
+@torch.no_grad()
+def test_pope_is_largest_at_distance_zero():
+    """Claim: in PoPE the angle says where and nothing else. Gopalakrishnan et al. 2025. Holds: at δ = 0 |score| ≤ score(0).
+
+    Under RoPE the angle between query and key moves the peak: for 87 % of random q and k the score at some distance up
+    to 8 is above that at 0.
+    """
+    scheme, q, k = build_position(config("pope")), draw(500, 1, 1, 8), draw(500, 1, 1, 8, seed=1)
+    q_wide, k_wide = scheme.features(0, q, k.expand(-1, -1, 2, -1))
+    at = [
+        rotate(q_wide, *scheme.rotation(torch.tensor([m])), "interleaved")
+        * rotate(k_wide[:, :, :1], *scheme.rotation(torch.tensor([0])), "interleaved")
+        for m in range(9)
+    ]
+    scores = torch.stack([each.sum((1, 2, 3)) for each in at])
+    assert (scores[1:].abs() < scores[0]).all()
+    rope = torch.stack([score(q[:, 0, 0], k[:, 0, 0], m, 0) for m in range(9)])
+    assert abs((rope[1:].amax(0) > rope[0]).double().mean().item() - 0.868) < 1e-9
+
+
+# Bias from content
 
 
 def scores_of(position, q, k, x):
@@ -722,27 +809,6 @@ def test_transformer_xl_needs_no_bias_but_more_channels():
     assert difference(plain, expected) > CHANGED
 
 
-def test_accumulated_constant_angles_are_rope():
-    """Claim: angles that add up token by token contain RoPE. arXiv 2511.17388, 2606.24975. Holds: constant steps are it.
-
-    Steps that depend on the tokens are another function; scores see only what was added between the two.
-    """
-    q, k = draw(6, 1, 8), draw(6, 1, 8, seed=1)
-
-    def accumulated(steps):
-        phi = steps.cumsum(dim=0)
-        turned = (rotate(x, phi.cos(), phi.sin(), "interleaved")[:, 0] for x in (q, k))
-        return torch.einsum("md,nd->mn", *turned)
-
-    theta, steps = ladder(8, 10000.0).expand(6, -1), draw(6, 4, seed=2)
-    rope = torch.tensor([[score(q[m, 0], k[n, 0], m, n, "interleaved").item() for n in range(6)] for m in range(6)])
-    assert difference(accumulated(theta), rope) < 1e-5
-    assert difference(accumulated(steps), rope) > CHANGED
-    early = steps.clone()
-    early[:3] += 1  # all that stands before token 3
-    assert difference(accumulated(early)[3:, 3:], accumulated(steps)[3:, 3:]) < 1e-12
-
-
 @torch.no_grad()
 def test_the_two_forms_of_deberta_differ_in_a_decoder():
     """Claim: the third term is looked up at δ(n, m). He et al. 2021, equation 4, as printed; their code has δ(m, n).
@@ -771,20 +837,6 @@ def test_the_two_forms_of_deberta_differ_in_a_decoder():
     assert difference(got[..., mask], scores(-1)[..., mask]) > CHANGED
 
 
-def test_keys_of_xpos_overflow_float32():
-    """Claim: xPos reaches any length. Sun et al. 2023. Not with rotated keys in a cache: they grow by 3.5^(n/512).
-
-    At 16,384 tokens that is 2.6e17; from n = 36,261 on it is no number of float32. So here the scheme has an end.
-    """
-    scheme = build_position(config("xpos"))
-    for position, finite in ((36_260, True), (36_261, False)):
-        cos, sin = scheme.key_rotation(torch.tensor([position]))
-        assert (cos.isfinite().all() and sin.isfinite().all()) == finite
-    size = torch.hypot(*(wave.double() for wave in scheme.key_rotation(torch.tensor([16_384]))))
-    assert abs(size[0, 0].item() / 2.5714460626335715e17 - 1) < 1e-6
-    assert scheme.max_length < 36_260
-
-
 @torch.no_grad()
 def test_cope_before_and_after_the_scaling_are_two_functions():
     """Claim: q·e is added to the scores. Golovneva et al. 2024. Their code adds it before 1/√d, other code after it.
@@ -806,32 +858,28 @@ def test_cope_before_and_after_the_scaling_are_two_functions():
     assert difference(scores_of(position, q, k, x)[..., seen], after[..., seen]) < 1e-12
 
 
-@torch.no_grad()
-def test_the_power_of_kerple_at_one_is_alibi():
-    """Claim: KERPLE contains ALiBi. Chi et al. 2022, section 4. Holds: −r_1 (m − n) with r_1 the slopes, here trained."""
-    kerple, alibi, ids = transformer({"scheme": "kerple", "kind": "power"}), transformer("alibi"), tokens(2, 40)
-    kerple.position.log_r1.copy_(torch.tensor(Alibi.slopes(4)).log())
-    kerple.position.free_r2.zero_()  # half of 2
-    assert difference(kerple(ids), alibi(ids)) < SAME
-    kerple.position.free_r2.fill_(-1.0)
-    assert difference(kerple(ids), alibi(ids)) > CHANGED
+def test_accumulated_constant_angles_are_rope():
+    """Claim: angles that add up token by token contain RoPE. arXiv 2511.17388, 2606.24975. Holds: constant steps are it.
 
-
-@torch.no_grad()
-def test_fire_sees_a_shift_past_its_threshold():
-    """Claim: FIRE is a relative scheme. Li et al. 2024. Up to its threshold, which starts at the trained length.
-
-    Past it distances are divided by what grows with the position of the query, so that all lie between 0 and 1.
+    Steps that depend on the tokens are another function; scores see only what was added between the two.
     """
-    position = build_position(config("fire", max_position_embeddings=64))
-    for seed, parameter in enumerate(position.parameters()):
-        if parameter.dim():
-            parameter.copy_(draw(*parameter.shape, seed=seed))
-    here, near, far = (
-        position.bias(start + torch.arange(20), start + torch.arange(20)).tril() for start in (0, 44, 600)
-    )
-    assert difference(near, here) < 1e-5
-    assert difference(far, here) > CHANGED
+    q, k = draw(6, 1, 8), draw(6, 1, 8, seed=1)
+
+    def accumulated(steps):
+        phi = steps.cumsum(dim=0)
+        turned = (rotate(x, phi.cos(), phi.sin(), "interleaved")[:, 0] for x in (q, k))
+        return torch.einsum("md,nd->mn", *turned)
+
+    theta, steps = ladder(8, 10000.0).expand(6, -1), draw(6, 4, seed=2)
+    rope = torch.tensor([[score(q[m, 0], k[n, 0], m, n, "interleaved").item() for n in range(6)] for m in range(6)])
+    assert difference(accumulated(theta), rope) < 1e-5
+    assert difference(accumulated(steps), rope) > CHANGED
+    early = steps.clone()
+    early[:3] += 1  # all that stands before token 3
+    assert difference(accumulated(early)[3:, 3:], accumulated(steps)[3:, 3:]) < 1e-12
+
+
+# Temperature
 
 
 @torch.no_grad()
@@ -846,51 +894,6 @@ def test_a_temperature_sees_a_shift(kind, sees):
     ids, positions = tokens(2, 12), torch.arange(12).expand(2, -1)
     change = difference(model(ids, positions=positions + 1000), model(ids, positions=positions))
     assert (change > 0.01) if sees else (change < SAME)
-
-
-@torch.no_grad()
-def test_a_window_that_holds_every_token_is_rope():
-    """Claim: a sliding window limits what a model sees. Beltagy et al. 2020: each layer adds w − 1 tokens. Holds.
-
-    One that holds the whole text is rope. Of 2 layers with 4 tokens each the last token is reached by 6 before it, and
-    no further; with keep_first by the start as well; with every second layer left out by all.
-    """
-    ids, other = tokens(1, 20), tokens(1, 20)
-    assert difference(transformer({"scheme": "window", "window": 20})(ids), transformer("rope")(ids)) < SAME
-
-    def reach(**options):
-        """Which places the last token's logits depend on."""
-        model, seen = transformer({"scheme": "window", "window": 4, **options}), []
-        for place in range(20):
-            changed = ids.clone()
-            changed[0, place] = (other[0, place] + 7) % 32
-            if difference(model(changed)[0, -1], model(ids)[0, -1]) > 0:
-                seen.append(place)
-        return seen
-
-    assert reach() == reach(rotate=False) == [*range(13, 20)]
-    assert reach(keep_first=1) == [0, *range(13, 20)]
-    assert reach(every=[0]) == [*range(20)]
-
-
-@torch.no_grad()
-def test_pope_is_largest_at_distance_zero():
-    """Claim: in PoPE the angle says where and nothing else. Gopalakrishnan et al. 2025. Holds: at δ = 0 |score| ≤ score(0).
-
-    Under RoPE the angle between query and key moves the peak: for 87 % of random q and k the score at some distance up
-    to 8 is above that at 0.
-    """
-    scheme, q, k = build_position(config("pope")), draw(500, 1, 1, 8), draw(500, 1, 1, 8, seed=1)
-    q_wide, k_wide = scheme.features(0, q, k.expand(-1, -1, 2, -1))
-    at = [
-        rotate(q_wide, *scheme.rotation(torch.tensor([m])), "interleaved")
-        * rotate(k_wide[:, :, :1], *scheme.rotation(torch.tensor([0])), "interleaved")
-        for m in range(9)
-    ]
-    scores = torch.stack([each.sum((1, 2, 3)) for each in at])
-    assert (scores[1:].abs() < scores[0]).all()
-    rope = torch.stack([score(q[:, 0, 0], k[:, 0, 0], m, 0) for m in range(9)])
-    assert abs((rope[1:].amax(0) > rope[0]).double().mean().item() - 0.868) < 1e-9
 
 
 # Longer than trained

@@ -124,7 +124,7 @@ def test_kerple_starts_over_the_ranges_of_the_authors(kind, last):
 
 
 def test_the_power_of_kerple_has_a_gradient_at_distance_zero():
-    """That of 0^r_2 is not a number."""
+    """By hand, that of 0^r_2 = e^(r_2 log 0) is not a number."""
     built = build_position(config({"scheme": "kerple", "kind": "power"}))
     built.bias(torch.arange(4), torch.arange(4)).tril().sum().backward()
     assert all((parameter.grad != 0).all() and parameter.grad.isfinite().all() for parameter in built.parameters())

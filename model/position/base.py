@@ -72,9 +72,12 @@ class Position(nn.Module):
             return None
         device = phase_device(positions)
         n = positions.to(device, torch.float64).clamp(min=0)[..., None, :] + 1
+
+        def cast(factor):
+            return factor.float().to(positions.device)
+
         found = self.options.temperature.factor(n, self.config, self.sharpness)
-        found = [each.float().to(positions.device) for each in (found if isinstance(found, list) else [found])]
-        return found if self.sharpness is not None else found[0]
+        return [cast(each) for each in found] if isinstance(found, list) else cast(found)
 
     def features(self, layer: int, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys (B, T, heads, d) → (B, T, heads, any) before they turn; scores stay divided by √d."""

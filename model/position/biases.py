@@ -85,8 +85,7 @@ class Kerple(InLayers):
         distance, r1 = distances(q_positions, k_positions).clamp(min=0), self.log_r1.exp()[:, None, None]
         if self.options.kind == "log":
             return -r1 * (self.free_r2.exp()[:, None, None] * distance).log1p()
-        r2 = 2 * self.free_r2.sigmoid()[:, None, None]
-        return -r1 * distance.clamp(min=1) ** r2 * (distance > 0)  # the gradient of 0^r2 is nan
+        return -r1 * distance ** (2 * self.free_r2.sigmoid()[:, None, None])
 
 
 class Fire(InLayers):

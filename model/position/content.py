@@ -67,10 +67,12 @@ class TransformerXL(InLayers):
 
     def waves(self, count: int, like: Tensor) -> Tensor:
         """r_p of the distances from 0 to count − 1, (count, hidden_size), in another tensor's dtype and device."""
-        if self.r is None or len(self.r) < count or (self.r.dtype, self.r.device) != (like.dtype, like.device):
+        room = 0 if self.r is None else len(self.r)
+        if room < count or (self.r.dtype, self.r.device) != (like.dtype, like.device):
             device = phase_device(like)
             with torch.inference_mode(False):  # or what sampling has made could not be trained with
-                phi = phases(torch.arange(2 * count, device=device), ladder(self.config.hidden_size, 10000.0, device))
+                rows = torch.arange(max(count, 2 * room), device=device)  # decoding makes them a few times only
+                phi = phases(rows, ladder(self.config.hidden_size, 10000.0, device))
                 self.r = torch.cat((phi.sin(), phi.cos()), dim=-1).to(like.dtype).to(like.device)
         return self.r[:count]
 
@@ -102,7 +104,7 @@ class Deberta(InLayers):
         self.to_queries = per_layer(config, lambda: Linear(config.hidden_size, heads))
 
     def features(self, layer, q, k):
-        return q * 3**-0.5, k  # for q·k; below q comes like this, too
+        return q * 3**-0.5, k  # scales q·k, and below q·K; k·Q is scaled there
 
     def content_bias(self, layer, x, q, k, q_positions, k_positions):
         keys, queries = (
