@@ -73,9 +73,8 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path, override):
         begin(RunFolder(run_config(tmp_path, *overrides)))
 
 
-ROPE_KEYS = [
-    f"model.position.{key}" for key in Rope.Options.model_fields if key not in ("scaling", "temperature")
-]  # null
+NULL = "scaling", "temperature"  # as if missing
+ROPE_KEYS = [f"model.position.{key}" for key in Rope.Options.model_fields if key not in NULL]
 
 
 @pytest.mark.parametrize(
