@@ -152,13 +152,13 @@ class Transformer(nn.Module):
         masks = [merged(each) for each in bias] if isinstance(bias, list) else merged(bias)
         turns = scheme.rotation(positions), scheme.key_rotation(positions)
         contributed = masks, *turns, scheme.temperature(positions)  # for all layers, or a list of that for each
-        inputs = [AttentionInputs(n, cache, positions, k_positions, mask) for n in range(len(self.layers))]
-        for layer, each in enumerate(inputs):
+        inputs, layout = [], scheme.layout
+        for layer in range(len(self.layers)):
             if scheme.acts_in(layer):
-                each.layout, each.content = scheme.layout, content
-                each.mask, each.rotation, each.key_rotation, each.temperature = (
-                    found[layer] if isinstance(found, list) else found for found in contributed
-                )
+                each = [found[layer] if isinstance(found, list) else found for found in contributed]
+                inputs.append(AttentionInputs(layer, cache, positions, k_positions, *each, layout, content))
+            else:
+                inputs.append(AttentionInputs(layer, cache, positions, k_positions, mask))
         return inputs
 
 
