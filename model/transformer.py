@@ -150,8 +150,7 @@ class Transformer(nn.Module):
             return mask if bias is None else masked(bias, mask).to(dtype).view(-1, *bias.shape[-3:])
 
         masks = [merged(each) for each in bias] if isinstance(bias, list) else merged(bias)
-        turns = scheme.rotation(positions), scheme.key_rotation(positions)
-        contributed = masks, *turns, scheme.temperature(positions)  # for all layers, or a list of that for each
+        contributed = masks, scheme.rotation(positions), scheme.key_rotation(positions), scheme.temperature(positions)
         inputs, layout = [], scheme.layout
         for layer in range(len(self.layers)):
             if scheme.acts_in(layer):
