@@ -137,7 +137,6 @@ class LinearAttention(Attention):
     """
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
-        """(B, T, hidden_size) → (B, T, hidden_size)."""
         # Sums over all tokens seen: the next token would be lost in those of half precision.
         q, k, v = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in self.projected(x))
         groups = q.shape[-2] // k.shape[-2]
