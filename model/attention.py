@@ -67,15 +67,16 @@ class AttentionInputs:
     mask: Tensor | None = None
     rotation: Rotation | None = None  # of the queries, each (…, T, pairs)
     key_rotation: Rotation | None = None  # of the keys; None: that of the queries
-    layout: str = "half"  # of the pairs, see `rotate`
     temperature: Tensor | None = None  # (…, heads or 1, T), a factor on the queries
+    layout: str = "half"  # of the pairs, see `rotate`
     features: Position | None = None  # the scheme, where it changes queries and keys
     content: Position | None = None  # the scheme, where it has a bias from content
 
     def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys, each (B, T, heads, head_dim), rotated."""
-        turns = (q, self.rotation), (k, self.key_rotation or self.rotation)
-        return tuple(x if how is None else rotate(x, *how, self.layout) for x, how in turns)
+        q = q if self.rotation is None else rotate(q, *self.rotation, self.layout)
+        how = self.key_rotation or self.rotation
+        return q, k if how is None else rotate(k, *how, self.layout)
 
 
 class Attention(nn.Module):
@@ -141,7 +142,6 @@ class LinearAttention(Attention):
     """
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
-        """(B, T, hidden_size) → (B, T, hidden_size)."""
         # Sums over all tokens seen: the next token would be lost in those of half precision.
         q, k, v = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in self.projected(x))
         groups = q.shape[-2] // k.shape[-2]

@@ -23,7 +23,7 @@ class Cache:
         Returns the same of all tokens, each (batch, any, length + T, any), in the dtype of the new ones.
         """
         end, kept = self.length + new[0].shape[-2], self.layers.get(layer)
-        if kept is None or end > kept[0].shape[-2] or any(a.dtype != b.dtype for a, b in zip(kept, new)):
+        if kept is None or end > kept[0].shape[-2] or kept[0].dtype != new[0].dtype or kept[-1].dtype != new[-1].dtype:
             kept = self.layers[layer] = tuple(map(self._grown, kept or [None] * len(new), new))
         for stored, tokens in zip(kept, new, strict=True):
             stored[..., self.length : end, :] = tokens

@@ -18,9 +18,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if x.shape[:-1].numel() > FEW or weight.element_size() < 4 or weight.device.type != "cpu":
         return F.linear(x, weight, bias)
-    parts = weight.unflatten(0, (math.gcd(PARTS, len(weight)), -1))
-    columns = x.flatten(0, -2).mT.expand(len(parts), -1, -1)
-    out = torch.bmm(parts, columns).flatten(0, 1).mT.contiguous().view(*x.shape[:-1], len(weight))
+    count, rows = math.gcd(PARTS, weight.shape[0]), weight.shape[0]
+    columns = x.flatten(0, -2).mT.expand(count, -1, -1)
+    out = torch.bmm(weight.unflatten(0, (count, -1)), columns)
+    out = out.flatten(0, 1).mT.contiguous().view(*x.shape[:-1], rows)
     return out if bias is None else out + bias.to(out.dtype)  # which autocast may have made half precision
 
 

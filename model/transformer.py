@@ -158,15 +158,14 @@ class Transformer(nn.Module):
             return mask if bias is None else masked(bias, mask).to(dtype).view(-1, *bias.shape[-3:])
 
         masks = [merged(each) for each in bias] if isinstance(bias, list) else merged(bias)
-        turns = scheme.rotation(positions), scheme.key_rotation(positions)
-        contributed = masks, *turns, scheme.temperature(positions)  # for all layers, or a list of that for each
-        inputs = [AttentionInputs(n, cache, positions, k_positions, mask) for n in range(len(self.layers))]
-        for layer, each in enumerate(inputs):
+        contributed = masks, scheme.rotation(positions), scheme.key_rotation(positions), scheme.temperature(positions)
+        inputs, layout = [], scheme.layout
+        for layer in range(len(self.layers)):
             if scheme.acts_in(layer):
-                each.layout, each.content, each.features = scheme.layout, content, features
-                each.mask, each.rotation, each.key_rotation, each.temperature = (
-                    found[layer] if isinstance(found, list) else found for found in contributed
-                )
+                each = [found[layer] if isinstance(found, list) else found for found in contributed]
+                inputs.append(AttentionInputs(layer, cache, positions, k_positions, *each, layout, features, content))
+            else:
+                inputs.append(AttentionInputs(layer, cache, positions, k_positions, mask))
         return inputs
 
 

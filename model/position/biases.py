@@ -58,7 +58,7 @@ class T5(InLayers):
         return torch.where(distance < exact, distance, ranges.clamp(max=num_buckets - 1))
 
     def bias(self, q_positions, k_positions):
-        distance = distances(q_positions, k_positions).squeeze(-3).clamp(min=0)  # the future is masked anyway
+        distance = (q_positions[..., :, None] - k_positions[..., None, :]).clamp(min=0)  # the future is masked anyway
         return self.table(self.buckets(distance, self.options.num_buckets, self.options.max_distance)).movedim(-1, -3)
 
 
