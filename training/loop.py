@@ -202,7 +202,7 @@ class Trainer:
         self.busy_seconds, self.busy_steps = 0.0, 0
         loss, norm, rate = result if result.is_finite else (None, None, result.learning_rate)
         row = {"train_loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens_per_second": speed}
-        self.log({**self.model.position.metrics(), **row})
+        self.log({**row, **self.model.position.metrics(), **row})  # twice: first in the row, and not to be replaced
         progress = f"loss {result.loss:.3f}, lr {rate:.1e}, {speed:,.0f} tokens/s"
         self.bar.set_postfix_str(progress)
         if self.bar.disable and time.monotonic() >= self.next_line:
