@@ -30,7 +30,7 @@ class LogTemperature(Temperature):
 
     kind: Literal["log"]
     """name of the temperature"""
-    length: Annotated[int, Field(ge=2)] | None = None
+    length: Annotated[int, Field(ge=2, lt=2**31)] | None = None
     """L; null: max_position_embeddings"""
 
     def factor(self, n, config, trained):
