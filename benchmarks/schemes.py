@@ -1,9 +1,9 @@
 """What each scheme costs beside rope, by context: python benchmarks/schemes.py [SCHEME …]
 
 A model of 0.9M weights (hidden 128, 4 layers of 4 heads). Training: tokens/s of a step of 8,192 tokens, the median of
-up to five, and the largest resident size. Decoding: ms for a token after a filled cache, the median of 15, and the size
-of that cache. Each cell of the table has its own process; rope is the first row, and the last one again, as the speed of
-a machine drifts. A dash is a cell whose process needs more memory than LIMIT.
+up to five, each cell in a process of its own; up to a context of 1,024 it is compared with rope measured just before, as
+a machine's speed drifts. Decoding: a token after a filled cache, the median of 20, all schemes in turn. A dash is a cell
+that needs more memory than LIMIT.
 """
 
 import json
@@ -45,56 +45,73 @@ def training(scheme: str, context: int) -> dict:
     return {"speed": TOKENS / statistics.median(times), "memory": peak}
 
 
-def decoding(scheme: str, context: int) -> dict:
+def decoding(schemes: list[str]) -> dict:
+    """By scheme and context; all in this process, in turn, as the times are short."""
     import torch
 
     from model.cache import Cache
 
-    model, cache = build(scheme, context + 16), Cache()
-    ids = torch.randint(512, (1, context), generator=torch.Generator().manual_seed(0))
+    sides = {}
+    ids = torch.randint(512, (1, max(CONTEXTS)), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        for part in ids.split(128, dim=1):
-            model(part, cache, logits_to_keep=1)
-        times = [seconds(model, ids[:, :1], cache) for _ in range(15)]
-    size = sum(each[..., : cache.length, :].nbytes for kept in cache.layers.values() for each in kept)
-    return {"speed": 1e3 * statistics.median(times), "memory": size / 1e6}
+        for scheme in schemes:
+            for context in CONTEXTS:
+                model, cache = build(scheme, context + 16), Cache()
+                for part in ids[:, :context].split(128, dim=1):
+                    model(part, cache, logits_to_keep=1)
+                sides[scheme, context] = model, cache, []
+        for _ in range(20):
+            for (_, context), (model, cache, times) in sides.items():
+                times.append(seconds(model, ids[:, :1], cache))
+                cache.length = context
+    found = {scheme: {} for scheme in schemes}
+    for (scheme, context), (_, cache, times) in sides.items():
+        size = sum(each[..., :context, :].nbytes for kept in cache.layers.values() for each in kept)
+        found[scheme][context] = {"speed": 1e3 * statistics.median(times), "memory": size / 1e6}
+    return found
 
 
-def measured(what: str, scheme: str, context: int) -> dict | None:
-    """The numbers of a cell from a process of its own; None where its memory ended."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--cell", what, scheme, str(context)], stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
-    )  # fmt: skip
+def measured(*cell: str | int) -> dict | None:
+    """What this script prints of a cell in a process of its own; None where its memory ended."""
+    command = [sys.executable, __file__, "--cell", *map(str, cell)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT)
     return json.loads(done.stdout.split("\n")[-2]) if done.returncode == 0 else None
 
 
-def cell(numbers: dict | None, rope: dict, what: str) -> str:
+def row(scheme: str, cells: list[str]) -> None:
+    print(f"| {scheme} | {' | '.join(cells)} |", flush=True)
+
+
+def shown(numbers: dict | None, rope: dict, digits: int) -> str:
     if numbers is None:
         return "—"
-    ratio = numbers["speed"] / rope["speed"]
-    shown = f"{numbers['speed']:,.0f}" if what == "training" else f"{numbers['speed']:.2f}"
-    return f"{shown} ({ratio:.2f}), {numbers['memory']:,.0f} MB"
+    return f"{numbers['speed']:,.{digits}f} ({numbers['speed'] / rope['speed']:.2f}), {numbers['memory']:,.0f} MB"
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--cell"]:
-        what, scheme, context = sys.argv[2:]
         if sys.platform == "linux":
             resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT))
-        print(json.dumps({"training": training, "decoding": decoding}[what](scheme, int(context))))
+        what, *arguments = sys.argv[2:]
+        print(json.dumps(decoding(arguments) if what == "decoding" else training(arguments[0], int(arguments[1]))))
         return
     from model.position import POSITIONS
 
-    schemes = [*(sys.argv[1:] or [name for name in POSITIONS if name != "rope"]), "rope"]
-    for what, unit in (("training", "tokens/s"), ("decoding", "ms a token")):
-        print(f"\n{what}: {unit} (to rope), memory\n\n| scheme | {' | '.join(f'{c:,}' for c in CONTEXTS)} |")
-        print("| --- |" + " ---: |" * len(CONTEXTS), flush=True)
-        ropes = {context: measured(what, "rope", context) for context in CONTEXTS}
-        print("| rope | " + " | ".join(cell(ropes[c], ropes[c], what) for c in CONTEXTS) + " |", flush=True)
-        for scheme in schemes:
-            cells = [cell(measured(what, scheme, context), ropes[context], what) for context in CONTEXTS]
-            print(f"| {scheme} | {' | '.join(cells)} |", flush=True)
+    schemes = sys.argv[1:] or [name for name in POSITIONS if name != "rope"]
+    head = f"| scheme | {' | '.join(f'{c:,}' for c in CONTEXTS)} |\n| --- |" + " ---: |" * len(CONTEXTS)
+    print(f"training: tokens/s (to rope), largest resident size\n\n{head}", flush=True)
+    ropes = {context: measured("training", "rope", context) for context in CONTEXTS}
+    row("rope", [shown(ropes[context], ropes[context], 0) for context in CONTEXTS])
+    for scheme in schemes:
+        cells = []
+        for context in CONTEXTS:
+            beside = measured("training", "rope", context) if context < 4096 else ropes[context]
+            cells.append(shown(measured("training", scheme, context), beside, 0))
+        row(scheme, cells)
+    print(f"\ndecoding: ms a token (to rope), size of the cache\n\n{head}")
+    found = measured("decoding", "rope", *schemes)
+    for scheme, numbers in found.items():
+        row(scheme, [shown(numbers[str(context)], found["rope"][str(context)], 2) for context in CONTEXTS])
 
 
 if __name__ == "__main__":

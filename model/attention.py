@@ -124,7 +124,11 @@ class SoftmaxAttention(Attention):
         # is_causal aligns the first query with the first key: right only where no key lies before the queries.
         is_causal = mask is None and q.shape[-2] > 1
         scale = 1 / math.sqrt(self.head_dim)
+        width, wider = v.shape[-1], max(0, q.shape[-1] - v.shape[-1])
+        if wider:  # by features: without this SDPA would keep all scores in memory
+            v = F.pad(v, (0, wider))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=True)
+        out = out[..., :width] if wider else out
         return self.o_proj(out.transpose(1, 2).flatten(-2))
 
     @staticmethod
