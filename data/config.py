@@ -32,6 +32,9 @@ class DataConfig(FrozenConfig):
     """What to do with bytes in local files that are not UTF-8: refuse the file, or replace them with U+FFFD."""
     val_fraction: float = Field(0.1, gt=0, lt=1)
     """Share of the text held out for validation if the source has no validation split of its own."""
+    val_part: Literal["all", "tuning", "reporting"] = "all"
+    """Part of the validation text to evaluate on: all of it, or one half, so that what is chosen on `tuning` can be
+    reported on `reporting`. Which half a document is in is a hash of it; a single document is cut in the middle."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """How text becomes tokens."""
     cache_dir: str = ".cache"

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,13 +21,15 @@ from data.encoding import token_chunks
 from data.sources import open_source
 from data.tokenizer import load_tokenizer, tokenizer_files, train_tokenizer
 
+HALVES = ("tuning", "reporting")  # of the validation text
 _VERSION = 2  # raise it when the same text and settings produce different files
 
 
 @dataclass(frozen=True)
 class Corpus:
     """train, val: 1-D memory maps of token ids (uint16, or uint32 for a vocabulary above 65,536), with an end-of-text
-    token before each document. hash: SHA-256 of the text alone. train_bytes, val_bytes: UTF-8 bytes of the text.
+    token before each document; val is the part that data.val_part names. hash: SHA-256 of the whole text alone.
+    train_bytes, val_bytes: UTF-8 bytes of the text.
     """
 
     train: numpy.memmap
@@ -57,6 +59,8 @@ def load_corpus(config: DataConfig) -> Corpus:
     if corpus is None:
         _make_entry(folder, config, content, _split(with_text, documents, config.val_fraction))
         corpus = _read_entry(folder, config)
+    if not len(corpus.val):
+        raise InputError(f"data.val_part {config.val_part!r}: the validation text has no document in that half")
     left_out = ", ".join([*streams.left_out, *[f"{empty:,} row{'s' * (empty > 1)} without text"][:empty]])
     if told := [*filter(None, [streams.kept, left_out and f"left out: {left_out}"])]:
         _tell_once(f"data.source {config.source!r}: {'; '.join(told)}")
@@ -92,6 +96,20 @@ def _hash(streams, config):
 
 
 def _split(streams, documents, fraction):
+    split = _train_and_val(streams, documents, fraction)
+    return split | {half: lambda half=half: _half(split["val"], half) for half in HALVES}
+
+
+def _half(documents, half):
+    first = list(islice(documents(), 2))
+    if len(first) == 1:
+        length = sum(map(len, parts(first[0])))
+        ends = (0, length // 2) if half == "tuning" else (length // 2, length)
+        return iter([Slice(first[0], *ends)] if ends[0] < ends[1] else [])
+    return (document for document in documents() if HALVES[_digest(document)[8] % 2] == half)
+
+
+def _train_and_val(streams, documents, fraction):
     train = streams["train"]
     if "validation" in streams:
         return {"train": train, "val": streams["validation"]}
@@ -103,15 +121,19 @@ def _split(streams, documents, fraction):
         return {name: lambda s=s: [s] if s.start < s.stop else [] for name, s in slices.items()}
 
     def in_validation(document):
-        digest = sha256()
-        for part in _encoded(document):
-            digest.update(part)
-        return int.from_bytes(digest.digest()[:8], "big") < fraction * 2**64
+        return int.from_bytes(_digest(document)[:8], "big") < fraction * 2**64
 
     return {
         "train": lambda: (document for document in train() if not in_validation(document)),
         "val": lambda: filter(in_validation, train()),
     }
+
+
+def _digest(document):
+    digest = sha256()
+    for part in _encoded(document):
+        digest.update(part)
+    return digest.digest()
 
 
 def _make_entry(folder, config, content, split):
@@ -179,12 +201,13 @@ def _write_tokens(path, config, tokenizer, documents):
 
 def _read_entry(folder, config):
     """The cached corpus, or None if it is missing or damaged."""
+    part = "val" if config.val_part == "all" else config.val_part
     try:
         facts = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
-        train, val = (numpy.load(folder / f"{name}.npy", mmap_mode="r") for name in ("train", "val"))
-        if (len(train), len(val)) != (facts["train"]["tokens"], facts["val"]["tokens"]):
+        train, val = (numpy.load(folder / f"{name}.npy", mmap_mode="r") for name in ("train", part))
+        if (len(train), len(val)) != (facts["train"]["tokens"], facts[part]["tokens"]):
             return None
-        sizes = facts["train"]["bytes"], facts["val"]["bytes"]
+        sizes = facts["train"]["bytes"], facts[part]["bytes"]
         return Corpus(train, val, load_tokenizer(folder), facts["hash"], *sizes, config.source)
     except (OSError, EOFError, ValueError, KeyError, TypeError):
         return None

@@ -103,6 +103,23 @@ def test_a_single_document_gives_its_end(load_file):
     assert corpus.train_bytes == 17 and corpus.val_bytes == 5
 
 
+def test_the_halves_of_the_validation_text_are_parted_by_a_hash(load, many):
+    """Bit 64 of the hash, so that no part of it decides twice."""
+    whole, *halves = (load(many, val_fraction=0.5, val_part=part) for part in ("all", "tuning", "reporting"))
+    for corpus, odd in zip(halves, (0, 1)):
+        expected = [text for text in documents(whole, "val") if hashlib.sha256(text.encode()).digest()[8] % 2 == odd]
+        assert documents(corpus, "val") == expected != []
+        assert corpus.val_bytes == sum(map(len, expected))
+        assert corpus.hash == whole.hash and corpus.train.tolist() == whole.train.tolist()
+
+
+def test_the_halves_of_a_single_validation_text_are_cut_in_the_middle(load_file):
+    for part, text in (("tuning", "AB"), ("reporting", "CDé")):
+        assert documents(load_file("0123456789ABCDé", val_fraction=0.34, val_part=part), "val") == [text]
+    with pytest.raises(InputError, match="val_part 'tuning': the validation text has no document in that half"):
+        load_file("0123456789", val_fraction=0.1, val_part="tuning")
+
+
 def test_few_documents_that_leave_a_split_empty_say_what_to_do(load, tmp_path):
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text(f"text {name}")
@@ -344,7 +361,7 @@ def test_another_process_that_was_first_wins(load, many, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "_write_entry", slower)
     assert load(many).train.filename == slower.first.train.filename
-    assert len(list((tmp_path / "cache").glob("*/*.npy"))) == 2
+    assert len(list((tmp_path / "cache").glob("*/train.npy"))) == 1
     assert not list((tmp_path / "cache").glob(".unfinished*"))
 
 
