@@ -7,7 +7,9 @@ from itertools import accumulate
 from statistics import fmean, stdev
 
 MIN_SEEDS = 3  # with fewer the spread itself is hardly known: no interval is claimed
-ALPHA = 0.05  # intervals cover 95 %; a difference counts as beyond the noise below this p-value
+ALPHA = 0.05  # intervals cover 95 %; a claim needs a corrected p-value below it
+POWER = 0.8  # with which `seeds_needed` would decide
+MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
@@ -30,18 +32,39 @@ class Paired(Spread):
 
 @dataclass(frozen=True)
 class Difference(Paired):
-    """The difference of a variant's final loss to the baseline's."""
+    """The difference of a variant's final loss to the baseline's, and whether it is one.
 
-    p_holm: float | None  # p corrected for the number of variants; None where there is no p, and for the baseline
+    p_holm and p_equal are corrected for the number of variants; None where there is no p, and for the baseline.
+    """
+
+    apart: str | None  # why there is no comparison, as "512 tokens of context"
+    p_holm: float | None  # of no difference
+    p_equal: float | None  # of a difference beyond the margin: two one-sided t-tests (Schuirmann 1987)
+    seeds_needed: int | None  # of an undecided one: with so many seeds it would be decided; None above MOST_SEEDS
 
     @property
     def verdict(self) -> str:
-        """worse, better, within the noise, or no claim."""
+        """equal (within the margin, which a small difference may be too), better, worse, undecided, too few seeds, or
+        not compared."""
+        if self.apart:
+            return "not compared"
         if self.p_holm is None:
-            return "no claim"
+            return "too few seeds"
+        if self.p_equal < ALPHA:
+            return "equal"
         if self.p_holm >= ALPHA:
-            return "within the noise"
+            return "undecided"
         return "worse" if self.mean > 0 else "better"
+
+
+@dataclass(frozen=True)
+class Share:
+    """How many of n runs do something."""
+
+    count: int
+    n: int
+    low: float  # ends of the exact 95 % interval of the share (Clopper & Pearson 1934)
+    high: float
 
 
 def mean_and_spread(values: Sequence[float | None]) -> Spread:
@@ -63,6 +86,39 @@ def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> Paired
     half = float(t.isf(ALPHA / 2, n - 1)) * error
     ratio = abs(mean) / error if error else math.inf if mean else 0.0
     return Paired(**vars(numbers), n=n, low=mean - half, high=mean + half, p=2 * float(t.sf(ratio, n - 1)))
+
+
+def equality(numbers: Paired, margin: float) -> float | None:
+    """p of a true difference of at least the margin, on either side (Schuirmann 1987); None where numbers has no p."""
+    if numbers.p is None:
+        return None
+    from scipy.stats import t
+
+    room, error = margin - abs(numbers.mean), numbers.sd / math.sqrt(numbers.n)
+    return float(t.sf(room / error if error else math.copysign(math.inf, room), numbers.n - 1))
+
+
+def seeds_needed(numbers: Paired, margin: float, family: int) -> int | None:
+    """The fewest seeds that show a difference, or equality within the margin, in POWER of all trials, if mean and sd are
+    as observed; each p-value multiplied by the number of tests in the family. None above MOST_SEEDS.
+    """
+    import numpy as np
+    from scipy.stats import nct, t
+
+    n = np.arange(MIN_SEEDS, MOST_SEEDS + 1)
+    error, alpha = numbers.sd / np.sqrt(n), ALPHA / family
+    difference = nct.sf(t.isf(alpha / 2, n - 1), n - 1, abs(numbers.mean) / error)
+    sides = [nct.sf(t.isf(alpha, n - 1), n - 1, (margin + mean) / error) for mean in (numbers.mean, -numbers.mean)]
+    enough = n[(difference >= POWER) | (sum(sides) - 1 >= POWER)]  # both sides, at least their sum less 1
+    return int(enough[0]) if len(enough) else None
+
+
+def share(count: int, n: int) -> Share:
+    """count of n, with its exact 95 % interval."""
+    from scipy.stats import binomtest
+
+    interval = binomtest(count, n).proportion_ci(1 - ALPHA, method="exact")
+    return Share(count, n, float(interval.low), float(interval.high))
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from comparison.inference import Difference, Paired, Spread
+from comparison.inference import Difference, Paired, Share, Spread
 
 Pairs = list[tuple[int, float | None]]  # (x, y); y is None where the run has no value
 
@@ -28,6 +28,13 @@ Curve = TypeVar("Curve", Pairs, list[Point])  # of one run, or over seeds
 
 
 @dataclass(frozen=True)
+class LearnedAt(Share):
+    """How many runs answer nearly all examples of a synthetic task of one length."""
+
+    x: int  # length in symbols
+
+
+@dataclass(frozen=True)
 class SchemeMetric(Generic[Curve]):
     """A series that a positional scheme logs, of one or more entries; each is a mean over layers."""
 
@@ -40,7 +47,7 @@ class SchemeMetric(Generic[Curve]):
 class Evaluation(Generic[Curve]):
     """What is also measured with other position options. Losses are in nats per token."""
 
-    loss_by_context: Curve | None  # (tokens of context, loss)
+    loss_by_context: Curve | None  # (tokens of context, also below the trained one; loss)
     loss_by_position: Curve | None  # (last position of a bin, in tokens; loss)
     exact_match: Curve | None  # (length in symbols, share of examples); None without a synthetic task
 
@@ -83,7 +90,6 @@ class LoggedRun(Run):
     curve: Pairs  # (training tokens, val_loss)
     grad_norm: Pairs  # (training tokens, norm before clipping)
     scheme_metrics: dict[str, SchemeMetric[Pairs]]  # by name
-    tokens_per_second: float  # median over the log
     corpus: dict[str, Any]
 
 
@@ -93,7 +99,6 @@ class MeasuredRun(Evaluation[Pairs], LoggedRun):
 
     attention: Attention | None  # None without a softmax, or with a score that is not finite
     embedding_rms: dict[str, EmbeddingRms]  # at the start and at the end of training
-    decode_tokens_per_second: float
     position_parameters: int
     parameters: int
     evaluated_with: dict[str, Evaluation[Pairs]]  # by the name of the other position options
@@ -101,7 +106,7 @@ class MeasuredRun(Evaluation[Pairs], LoggedRun):
 
 @dataclass(frozen=True)
 class RateSpread(Spread):
-    """The final loss of a variant's runs at one learning rate, without those that diverged."""
+    """The final loss of a variant's tuning runs at one learning rate, without those that diverged."""
 
     learning_rate: float
     diverged: list[int]  # seeds
@@ -117,7 +122,9 @@ class VariantSummary(Evaluation[list[Point]]):
     val_bits_per_byte: Spread
     difference: Difference
     curve: list[Point]
-    difference_curve: list[PairedPoint]
+    difference_curve: list[PairedPoint]  # of the curve, to the baseline
+    difference_by_position: list[PairedPoint]  # of the loss by position, to the baseline on the same tokens
+    learned: list[LearnedAt]  # by length; empty without a synthetic task
     grad_norm: list[Point]
     scheme_metrics: dict[str, SchemeMetric[list[Point]]]
     evaluated_with: dict[str, Evaluation[list[Point]]]
@@ -125,8 +132,25 @@ class VariantSummary(Evaluation[list[Point]]):
     embedding_rms: dict[str, EmbeddingRms]
     position_parameters: int
     parameters: int
-    tokens_per_second: float  # medians over the runs
-    decode_tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A time divided by the baseline's in the same round: the median over rounds, and the extremes."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a variant costs beside the baseline, all variants measured in turn. None where the rounds scatter."""
+
+    training: Ratio | None  # a step
+    decoding: Ratio | None  # a token
+    training_tokens_per_second: float  # medians over rounds, of this machine
+    decoding_tokens_per_second: float
 
 
 @dataclass(frozen=True)
@@ -137,6 +161,8 @@ class Results:
     baseline: str
     unit: str  # of losses: nats per token, or bits per byte
     context: int  # trained, of the baseline, in tokens
+    vocab_size: int
+    margin: float  # differences within it count as equal, in the unit of losses
     trained_length: int | None  # the longest, of a synthetic task, in symbols
     tokens: list[int]  # trained on: one number where all runs have the same
     notes: list[str]
@@ -145,10 +171,14 @@ class Results:
     versions: dict[str, str]  # by library
     hardware: dict[str, Any]  # that the report was made on
     differing: dict[str, dict[str, Any]]  # dotted.key: value of the settings that the variants do not share
-    sweep: dict[str, list[RateSpread]]
+    tuning_seeds: list[int]  # of the runs that chose the learning rates; none where these were given
+    sweep: dict[str, list[RateSpread]]  # by rate, lowest first; one where the rate was given
+    widened: list[str]  # variants for which rates were tried beyond those given
+    at_edge: list[str]  # variants whose best rate is still the lowest or the highest tried
     summary: dict[str, VariantSummary]
     runs: dict[str, list[MeasuredRun]]
-    unused_learning_rates: dict[str, list[LoggedRun]]
+    tuning: dict[str, list[LoggedRun]]  # the runs that chose the learning rates
+    cost: dict[str, Cost]
     diverged: dict[str, list[Run]]
 
     def evaluations(self) -> dict[str, Evaluation[list[Point]]]:

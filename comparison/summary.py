@@ -1,17 +1,18 @@
 """From the numbers of single runs to those of each variant."""
 
-import statistics
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from comparison import results
-from comparison.inference import Difference, holm, mean_and_spread, paired
+from comparison.inference import Difference, equality, holm, mean_and_spread, paired, seeds_needed, share
+
+LEARNED = 0.9  # of the examples of one length
 
 
 def sweep(runs: list[results.Run]) -> list[results.RateSpread]:
-    """Mean and standard deviation of a variant's final loss over seeds, for each learning rate that was tried."""
+    """Mean and standard deviation of a variant's final loss over seeds, by learning rate, lowest first."""
     found = []
-    for rate in dict.fromkeys(run.learning_rate for run in runs):
+    for rate in sorted({run.learning_rate for run in runs}):
         some = [run for run in runs if run.learning_rate == rate]
         spread = mean_and_spread([run.val_loss for run in some if not run.diverged])
         lost = [run.seed for run in some if run.diverged]
@@ -19,34 +20,43 @@ def sweep(runs: list[results.Run]) -> list[results.RateSpread]:
     return found
 
 
-def best_rate(runs: list[results.Run]) -> list[results.LoggedRun]:
-    """A variant's runs that did not diverge, at the learning rate with the lowest mean loss.
+def best_rate(rates: list[results.RateSpread]) -> float | None:
+    """The learning rate of the lowest mean among those where the fewest seeds diverged; None where all did."""
+    usable = [row for row in rates if row.mean is not None]
+    return min(usable, key=lambda row: (len(row.diverged), row.mean)).learning_rate if usable else None
 
-    A rate at which fewer seeds diverged comes before one at which more did. No runs where all did.
+
+def summarize(
+    runs: Mapping[str, list[results.MeasuredRun]], baseline: str, margin: float, apart: Mapping[str, str] = {}
+) -> dict[str, results.VariantSummary]:
+    """The numbers of each variant over its seeds, and its differences to the baseline, paired by seed.
+
+    apart: variants that cannot be compared with the baseline, and why. They are in no test.
     """
-    rates = [row for row in sweep(runs) if row.mean is not None]
-    if not rates:
-        return []
-    best = min(rates, key=lambda row: (len(row.diverged), row.mean)).learning_rate
-    return [run for run in runs if run.learning_rate == best and not run.diverged]
-
-
-def summarize(runs: Mapping[str, list[results.MeasuredRun]], baseline: str) -> dict[str, results.VariantSummary]:
-    """The numbers of each variant over its seeds, and its differences to the baseline, paired by seed."""
     final = {variant: {run.seed: run.val_loss for run in measured} for variant, measured in runs.items()}
     differences = {variant: paired(losses, final[baseline]) for variant, losses in final.items()}
-    corrected = holm({v: row.p for v, row in differences.items() if v != baseline and row.p is not None})
+    tested = {v: row for v, row in differences.items() if v != baseline and v not in apart and row.p is not None}
+    unequal = holm({variant: row.p for variant, row in tested.items()})
+    equal = holm({variant: equality(row, margin) for variant, row in tested.items()})
     summary = {}
     for variant, measured in runs.items():
-        one = measured[0]
+        one, pairs = measured[0], differences[variant]
+        difference = Difference(
+            **vars(pairs), apart=apart.get(variant), p_holm=unequal.get(variant), p_equal=equal.get(variant),
+            seeds_needed=None,
+        )  # fmt: skip
+        if difference.verdict == "undecided":
+            difference = replace(difference, seeds_needed=seeds_needed(pairs, margin, len(tested)))
         summary[variant] = results.VariantSummary(
             learning_rate=one.learning_rate,
             seeds=[run.seed for run in measured],
             val_loss=mean_and_spread([run.val_loss for run in measured]),
             val_bits_per_byte=mean_and_spread([run.val_bits_per_byte for run in measured]),
-            difference=Difference(**vars(differences[variant]), p_holm=corrected.get(variant)),
+            difference=difference,
             curve=_over_seeds(measured, "curve"),
-            difference_curve=_differences(measured, runs[baseline]),
+            difference_curve=_differences(measured, runs[baseline], "curve"),
+            difference_by_position=_differences(measured, runs[baseline], "loss_by_position"),
+            learned=_learned(measured),
             grad_norm=_over_seeds(measured, "grad_norm"),
             scheme_metrics={
                 name: _scheme_metric([run.scheme_metrics[name] for run in measured]) for name in one.scheme_metrics
@@ -59,10 +69,18 @@ def summarize(runs: Mapping[str, list[results.MeasuredRun]], baseline: str) -> d
             embedding_rms=one.embedding_rms,
             position_parameters=one.position_parameters,
             parameters=one.parameters,
-            tokens_per_second=statistics.median(run.tokens_per_second for run in measured),
-            decode_tokens_per_second=statistics.median(run.decode_tokens_per_second for run in measured),
         )
     return summary
+
+
+def _learned(measured: list[results.MeasuredRun]) -> list[results.LearnedAt]:
+    """By length of a synthetic task, the runs that answer at least LEARNED of its examples: seeds either learn such a
+    task or don't, and a mean of the two says nothing."""
+    found = []
+    for x, shares in _at_shared_x(measured, "exact_match").items():
+        if None not in shares:
+            found.append(results.LearnedAt(**vars(share(sum(each >= LEARNED for each in shares), len(shares))), x=x))
+    return found
 
 
 def _scheme_metric(some: list[results.SchemeMetric]) -> results.SchemeMetric:
@@ -81,13 +99,16 @@ def _over_seeds(some: list, key: str) -> list[results.Point]:
     return points
 
 
-def _differences(measured: list[results.MeasuredRun], baseline: list[results.MeasuredRun]) -> list[results.PairedPoint]:
-    """Paired differences of the loss at each number of tokens that all runs have."""
+def _differences(
+    measured: list[results.MeasuredRun], baseline: list[results.MeasuredRun], key: str
+) -> list[results.PairedPoint]:
+    """Paired differences of a loss at each x that all runs have a number for."""
     ours, theirs = ([run.seed for run in some] for some in (measured, baseline))
     found = []
-    for x, losses in _at_shared_x([*measured, *baseline], "curve").items():
-        pairs = paired(dict(zip(ours, losses)), dict(zip(theirs, losses[len(ours) :])))
-        found.append(results.PairedPoint(**vars(pairs), x=x))
+    for x, losses in _at_shared_x([*measured, *baseline], key).items():
+        if None not in losses:
+            pairs = paired(dict(zip(ours, losses)), dict(zip(theirs, losses[len(ours) :])))
+            found.append(results.PairedPoint(**vars(pairs), x=x))
     return found
 
 
