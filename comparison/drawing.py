@@ -2,17 +2,20 @@
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from io import StringIO
 
 import matplotlib
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
+from matplotlib.transforms import ScaledTranslation
 
-# Distinguishable to colour-blind readers (Okabe & Ito 2008), darkened or brightened to 3:1 against the page.
-LIGHT = ("#0072b2", "#c24e00", "#007a5a", "#a6407f", "#8a6d00", "#3a3a3a", "#2a8bc4", "#b3261e")
+# Distinguishable to colour-blind readers (Okabe & Ito 2008), darkened or brightened to 4.5:1 against the page.
+LIGHT = ("#0072b2", "#c24e00", "#007a5a", "#a6407f", "#8a6d00", "#3a3a3a", "#1d76ab", "#b3261e")
 DARK = ("#56b4e9", "#ff9b54", "#2fc79a", "#e58cc3", "#e6cf4a", "#d0d0d0", "#9ad4f5", "#ff8a80")
+GREY = ("#6b7078", "#9aa0a8")  # in light and in dark mode
 DASHES, MARKERS = ("-", "--", ":", "-."), "os^Dv<>P"
 DARK_MODE = "@media (prefers-color-scheme: dark)"
 INK = "#010203"  # a placeholder for the colour of the surrounding text
@@ -20,25 +23,31 @@ INK = "#010203"  # a placeholder for the colour of the surrounding text
 UNUSED = r"""\A.*?<svg.*?> | <metadata>.*?</metadata> | <defs>\s*<style.*?</style>\s*</defs> | <!--.*?-->
     | [ ]font-family:[^;]*; | \btransform="rotate\(-0[ ][^"]*" """
 WIDTH, HEIGHT = 4.8, 3.4  # inches; small, so that letters stay readable on a phone
+LONGEST = 22  # letters of a label
+LETTER = 4.4  # points that one takes
+STEP = 2.5  # points between two bars at one x
 
 
 @dataclass(frozen=True)
 class Series:
     """One line: points (x, y), and the lower and upper edge of its band. None leaves a gap.
 
-    colour and dash: indices, the same for one line in all plots.
+    colour and dash: indices, the same for one line in all plots; colour None: that of the text.
     """
 
     label: str
     points: list[tuple[float, float | None]]
     band: list[tuple[float, float] | None] | None = None
-    colour: int = 0
+    colour: int | None = 0
     dash: int = 0
 
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines over one pair of axes, and what they show in words."""
+    """Lines over one pair of axes, and what they show in words.
+
+    One or two lines are drawn in their bands; of more, each band is a bar, at the end of its line or at every point.
+    """
 
     name: str
     title: str
@@ -47,8 +56,9 @@ class Plot:
     description: str
     series: list[Series]
     log_x: bool = False
-    zero: bool = False  # a line at 0
+    levels: list[tuple[float, str]] = field(default_factory=list)  # horizontal lines and what they mean
     mark: tuple[float, str] | None = None  # a vertical line and what it means
+    every_bar: bool = False
     ticks: list[str] | None = None  # names of x = 0, 1, 2 …
     table: tuple[list[str], list[list]] | None = None  # header and rows, in place of those of the lines
 
@@ -64,7 +74,10 @@ class Plot:
 
 def palette() -> str:
     """CSS that gives the plots' colours, in light and in dark mode."""
-    light, dark = (" ".join(f"--c{i}: {c};" for i, c in enumerate(colours)) for colours in (LIGHT, DARK))
+    light, dark = (
+        f"--grey: {grey}; " + " ".join(f"--c{i}: {c};" for i, c in enumerate(colours))
+        for colours, grey in zip((LIGHT, DARK), GREY)
+    )
     return f":root {{ color-scheme: light dark; {light} }}\n{DARK_MODE} {{ :root {{ {dark} }} }}\n"
 
 
@@ -87,11 +100,15 @@ def inline_svg(plot: Plot) -> str:
 
 def svg_file(plot: Plot) -> str:
     """The plot as a file of its own."""
-    style = (
+    return inline_svg(plot).replace("<title", f"{svg_style()}<title", 1)
+
+
+def svg_style() -> str:
+    """What a picture in a file of its own needs to follow the reader's mode."""
+    return (
         f"<style>{palette()}svg {{ color: #1a1a1a; font-family: system-ui, sans-serif; }}\n"
         f"{DARK_MODE} {{ svg {{ color: #e6e6e6; }} }}</style>"
     )
-    return inline_svg(plot).replace("<title", f"{style}<title", 1)
 
 
 def _draw(plot: Plot) -> str:
@@ -105,29 +122,38 @@ def _draw(plot: Plot) -> str:
         "lines.markersize": 3,
     }
     with matplotlib.rc_context(look):
-        figure = Figure(figsize=(WIDTH, HEIGHT + 0.17 * -(-len(plot.series) // 3)), layout="constrained")
-        axes = figure.subplots()
-        for series in plot.series:
-            colour = LIGHT[series.colour % len(LIGHT)]
-            style = DASHES[(series.dash + series.colour // len(LIGHT)) % len(DASHES)]
+        figure = Figure(figsize=(WIDTH, HEIGHT))
+        names = LETTER * max(len(_short(series.label)) for series in plot.series) * (len(plot.series) > 1)
+        room = 1 - (8 + STEP * len(plot.series) + names) / (72 * WIDTH)  # beside the labels at the lines' ends
+        aslant = 20 * (len("".join(plot.ticks or [])) > 40)  # degrees, for names that are no numbers
+        axes = figure.add_axes((0.13, 0.13 + aslant / 200, room - 0.13, 0.84 - aslant / 200))
+        banded = [series for series in plot.series if series.band and any(series.band)]
+        for n, series in enumerate(plot.series):
+            colour = INK if series.colour is None else LIGHT[series.colour % len(LIGHT)]
+            style = DASHES[(series.dash + (series.colour or 0) // len(LIGHT)) % len(DASHES)]
+            aside = axes.transData + _points(figure, STEP * n * plot.every_bar)
             xs, ys = zip(*series.points)  # matplotlib takes None as a gap
-            marker = MARKERS[series.colour % len(MARKERS)] if len(xs) <= 40 else None
-            axes.plot(xs, ys, style, color=colour, marker=marker, linewidth=1.3, label=series.label)
-            if series.band:
-                low, high = zip(*(edges or (math.nan, math.nan) for edges in series.band))
-                axes.fill_between(xs, low, high, color=colour, alpha=0.2, linewidth=0)
-        if plot.zero:
-            axes.axhline(0, color=INK, linewidth=0.7)
+            marker = MARKERS[(series.colour or 0) % len(MARKERS)] if len(xs) <= 40 else None
+            axes.plot(xs, ys, style, color=colour, marker=marker, linewidth=1.3, transform=aside, clip_on=False)
+            axes.update_datalim([(x, y) for x, y in series.points if y is not None])  # which shifted lines don't
+            if series in banded:
+                _spread(plot, axes, series, colour, len(banded) <= 2, n)
         if plot.mark:
             x, meaning = plot.mark
             axes.axvline(x, color=INK, linewidth=0.7, linestyle=":")
             axes.annotate(meaning, (x, 1), (3, -2), ("data", "axes fraction"), "offset points", va="top", fontsize=8)
+        for y, meaning in plot.levels:
+            axes.axhline(y, color=INK, linewidth=0.7, linestyle=":" if meaning else "-")
+            axes.annotate(meaning, (0, y), (2, 2), ("axes fraction", "data"), "offset points", fontsize=8)
         axes.set(xlabel=plot.x, ylabel=plot.y, xscale="log" if plot.log_x else "linear")
+        axes.autoscale_view()
         xs = [x for series in plot.series for x, _ in series.points]
         if plot.ticks:
-            axes.set_xticks(range(len(plot.ticks)), plot.ticks)
+            place = {"rotation": aslant, "ha": "right" if aslant else "center"}
+            axes.set_xticks(range(len(plot.ticks)), map(_short, plot.ticks), **place)
         elif plot.log_x:
-            doublings = [min(xs) * 2**n for n in range(1 + int(math.log2(max(xs) / min(xs)) + 1e-9))]
+            times = int(math.log2(max(xs) / min(xs)) + 1e-9)
+            doublings = [max(xs) / 2**n for n in range(0, times + 1, 1 + times // 8)]  # no label over the next
             axes.set_xticks(doublings, [f"{x:g}" for x in doublings])
             axes.xaxis.set_minor_locator(NullLocator())
         else:
@@ -135,7 +161,65 @@ def _draw(plot: Plot) -> str:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.2, color=INK, linewidth=0.5)
         if len(plot.series) > 1:
-            figure.legend(loc="outside lower center", ncols=min(3, len(plot.series)), frameon=False, fontsize=8)
+            _label_ends(plot, figure, axes)
         out = StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     return out.getvalue()
+
+
+def _short(label: str) -> str:
+    half = (LONGEST - 1) // 2
+    return label if len(label) <= LONGEST else f"{label[:half]}…{label[-half:]}"
+
+
+def _points(figure: Figure, right: float) -> ScaledTranslation:
+    return ScaledTranslation(right / 72, 0, figure.dpi_scale_trans)
+
+
+def _spread(plot: Plot, axes, series: Series, colour: str, few: bool, n: int) -> None:
+    xs, edges = [x for x, _ in series.points], series.band
+    if few and not plot.every_bar:
+        low, high = zip(*(some or (math.nan, math.nan) for some in edges))
+        axes.fill_between(xs, low, high, color=colour, alpha=0.2, linewidth=0)
+        return
+    points = [(x, some) for (x, y), some in zip(series.points, edges) if y is not None]
+    bars = [(x, *some) for x, some in (points if plot.every_bar else points[-1:]) if some]
+    aside = axes.transData + _points(axes.figure, STEP * (n + (not plot.every_bar)))  # one beside the other
+    axes.add_collection(LineCollection([[(x, low), (x, high)] for x, low, high in bars], colors=colour, linewidths=1,
+                                       transform=aside), autolim=False)  # fmt: skip
+    axes.update_datalim([(x, y) for x, *some in bars for y in some])
+
+
+def _label_ends(plot: Plot, figure: Figure, axes) -> None:
+    """Each line's name beside its last point, moved up or down as far as the others leave no room."""
+    (low, high), height = axes.get_ylim(), 0.052  # of a label, as a part of that of the axes
+    axes.set_ylim(low, high)
+    ends: dict[float, list[tuple[float, Series]]] = {}
+    for series in plot.series:
+        if known := [(x, y) for x, y in series.points if y is not None]:
+            ends.setdefault(known[-1][0], []).append((known[-1][1], series))
+    for x, some in ends.items():
+        some.sort(key=lambda end: end[0])
+        room = min(height, 1 / len(some))
+        places = _apart([(y - low) / (high - low) for y, _ in some], room)
+        aside = axes.get_xaxis_transform() + _points(figure, 8 + STEP * len(plot.series))
+        for (y, series), at in zip(some, places):
+            colour = INK if series.colour is None else LIGHT[series.colour % len(LIGHT)]
+            line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 2}
+            axes.annotate(
+                _short(series.label), (x, y), (x, at), textcoords=aside, color=colour, fontsize=8, va="center", arrowprops=line,
+                annotation_clip=False,
+            )  # fmt: skip
+
+
+def _apart(wanted: list[float], room: float) -> list[float]:
+    """Ascending places, at least room apart, between 0 and 1, as near to those wanted as can be (least squares)."""
+    blocks: list[tuple[float, int]] = []  # mean and size of what is pushed together, each place less those below it
+    for n, place in enumerate(wanted):
+        mean, size = place - n * room, 1
+        while blocks and blocks[-1][0] > mean:
+            other, more = blocks.pop()
+            mean, size = (mean * size + other * more) / (size + more), size + more
+        blocks.append((mean, size))
+    flat = [mean for mean, size in blocks for _ in range(size)]
+    return [min(max(mean, 0), 1 - (len(flat) - 1) * room) + n * room for n, mean in enumerate(flat)]

@@ -11,9 +11,9 @@ def plus_minus(numbers: Spread, digits: int = 4, sign: str = "") -> str:
     return f"{numbers.mean:{sign}z.{digits}f}{around}"
 
 
-def interval(numbers: Paired) -> str:
+def interval(numbers: Paired, digits: int = 4) -> str:
     """`+0.0100 to +0.0300`, or n/a."""
-    return "n/a" if numbers.low is None else f"{numbers.low:+z.4f} to {numbers.high:+z.4f}"
+    return "n/a" if numbers.low is None else f"{numbers.low:+z.{digits}f} to {numbers.high:+z.{digits}f}"
 
 
 def p_value(p: float) -> str:
@@ -27,3 +27,8 @@ def count(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return f"{number:g}"
+
+
+def numbered(noun: str, numbers: list[int]) -> str:
+    """`seed 3`, `seeds 0, 1`."""
+    return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

@@ -4,8 +4,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from comparison.formats import interval, p_value, plus_minus
-from comparison.results import Results
+from comparison.forest import ordered, verdict
+from comparison.formats import count, interval, numbered, p_value, plus_minus
+from comparison.losses import TOLERANCE, effective_context
+from comparison.results import Ratio, Results
+from comparison.words import learned, lost_seeds
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Table:
 
 def tables(results: Results) -> list[Table]:
     """The tables for which there are numbers, the main one first."""
-    made = [_main(results), _context(results), _match(results), _inside(results), _cost(results)]
+    made = [_main(results), _context(results), _learned(results), _match(results), _cost(results), _inside(results)]
     if any(len(rates) > 1 for rates in results.sweep.values()):
         made.append(_rates(results))
     made += [_diverged(results), _settings(results)]
@@ -33,34 +36,78 @@ def tables(results: Results) -> list[Table]:
 
 
 def _main(results: Results) -> Table:
-    body = []
-    for variant, row in results.summary.items():
-        numbers = row.difference
-        p = "n/a" if numbers.p_holm is None else p_value(numbers.p_holm)
-        compared = [plus_minus(numbers, sign="+"), interval(numbers), p, numbers.verdict]
-        if variant == results.baseline:
-            compared = ["—", "—", "—", "baseline"]
-        seeds = ", ".join(map(str, row.seeds))
-        lost = [rate.diverged for rate in results.sweep[variant] if rate.learning_rate == row.learning_rate]
-        lost = "".join(f" ({', '.join(map(str, some))} diverged)" for some in lost if some)
-        body.append([variant, plus_minus(row.val_loss), plus_minus(row.val_bits_per_byte), *compared, seeds + lost])
-    body += [[variant, *["—"] * 5, "diverged", "—"] for variant in results.diverged if variant not in results.summary]
-    header = ["variant", f"validation loss ({results.unit})", "bits per byte", f"difference to {results.baseline}"]
+    body, baseline = [], results.baseline
+    for variant in ordered(results):
+        row, numbers = results.summary[variant], results.summary[variant].difference
+        p_values = ["n/a" if p is None else p_value(p) for p in (numbers.p_holm, numbers.p_equal)]
+        compared = [plus_minus(numbers, sign="+"), interval(numbers), *p_values, verdict(numbers, results.margin)]
+        if variant == baseline:
+            compared = ["—", "—", "—", "—", "baseline"]
+        lost = ", ".join(map(str, lost_seeds(results, variant)))
+        seeds = ", ".join(map(str, row.seeds)) + f" ({lost} diverged)" * bool(lost)
+        own = [_behind(results, variant), seeds, plus_minus(row.val_bits_per_byte)]
+        body.append([variant, plus_minus(row.val_loss), *compared, *own])
+    body += [[lost, *["—"] * 5, "diverged", *["—"] * 3] for lost in results.diverged if lost not in results.summary]
+    header = ["variant", f"validation loss ({results.unit})", f"difference to {baseline}", "95 % interval"]
+    header += ["p (no difference)", "p (not equal)", "verdict", "behind until", "seeds", "bits per byte"]
     note = (
-        "± is the standard deviation from seed to seed. Differences are paired by seed; intervals are 95 % "
-        "t-intervals of their mean, not corrected; p is that of the paired t-test, two-sided, corrected for the number "
-        "of variants (Holm 1979)."
+        "± is the standard deviation from seed to seed. Differences are paired by seed; intervals are 95 % t-intervals "
+        "of their mean, not corrected. p (no difference): paired t-test, two-sided; p (not equal): two one-sided tests "
+        f"against a difference of {results.margin:g} or more (Schuirmann 1987); each corrected for the number of "
+        "variants (Holm 1979). Below 0.05 a verdict follows, equality first; undecided: the seeds named would decide "
+        "in four of five trials, were the mean and its noise as seen here. Behind until: the last evaluation, in "
+        f"training tokens, whose 95 % interval lies above zero; to the end: when {baseline} was as far."
     )
-    return Table("Validation loss", [*header, "95 % interval", "p (Holm)", "verdict", "seeds"], body, note)
+    return Table("Losses", header, body, note)
+
+
+def _behind(results: Results, variant: str) -> str:
+    """When a variant catches up with the baseline, or how late it is: the end point alone would hide it."""
+    row, base = results.summary[variant], results.summary[results.baseline].curve
+    curve = [at for at in row.difference_curve if at.low is not None]
+    behind = [at.x for at in curve if at.low > 0]
+    if variant == results.baseline or not curve or row.difference.apart:
+        return "—"
+    if not behind:
+        return "never"
+    if behind[-1] < curve[-1].x:
+        return count(behind[-1])
+    as_good = next((at.x for at in base if at.mean <= row.curve[-1].mean), base[-1].x)
+    return f"the end ({results.baseline} by {count(as_good)})"
 
 
 def _context(results: Results) -> Table:
     note = (
-        f"{results.unit}; 1× is the trained context of {results.context} tokens. The same tokens are scored in "
-        "every column, each with nearly the whole of that context before it. n/a: the scheme has no positions that "
-        "far out, or the text is too short. “a + b”: the same trained models, evaluated with the position options b."
+        f"{results.unit}; 1× is the trained context of {results.baseline}, {results.context} tokens. The same tokens "
+        "are scored in every column, each with nearly that much before it. n/a: the scheme has no positions that far "
+        "out, or the text is too short. “a + b”: the same trained models, evaluated with the position options b. "
+        f"Effective context: the fewest tokens before it that keep the loss within {TOLERANCE:g} of that at 1×; where "
+        "they are few, a flat line comes from not looking far."
     )
-    return _by_length(results, "loss_by_context", lambda x: f"{x / results.context:g}×", "Loss by context length", note)
+    table = _by_length(results, "loss_by_context", lambda x: f"{x / results.context:g}×", "Loss by context", note)
+    reach = {name: effective_context(row.loss_by_context, results.context) for name, row in _contexts(results)}
+    rows = [[*row, "n/a" if reach.get(row[0]) is None else f"{reach[row[0]].0f} tokens"] for row in table.rows]
+    return Table(table.title, [*table.header, "effective context"], rows, note) if reach else table
+
+
+def _contexts(results: Results):
+    return [(name, row) for name, row in results.evaluations().items() if row.loss_by_context]
+
+
+def _learned(results: Results) -> Table:
+    lengths = sorted({at.x for row in results.summary.values() for at in row.learned})
+    body = []
+    for variant in learned(results):
+        found = {at.x: at for at in results.summary[variant].learned}
+        some = [found.get(x) for x in lengths]
+        body.append(
+            [variant, *(f"{a.count} of {a.n} ({a.low:.0%} to {a.high:.0%})" if a else "n/a" for a in some)],
+        )
+    note = (
+        "Seeds that answer nearly all examples of a length, with the exact 95 % interval of their share (Clopper & "
+        "Pearson 1934). Verdicts at the longest trained length: Fisher's exact test (1935), Holm's correction."
+    )
+    return Table("Seeds that learned, by length", ["variant", *map(str, lengths)], body, note)
 
 
 def _match(results: Results) -> Table:
@@ -79,10 +126,24 @@ def _by_length(results: Results, key: str, heading: Callable[[int], str], title:
 def _cost(results: Results) -> Table:
     body = []
     for variant, row in results.summary.items():
-        speeds = [f"{speed:,.0f}" for speed in (row.tokens_per_second, row.decode_tokens_per_second)]
-        body.append([variant, f"{row.position_parameters:,} of {row.parameters:,}", *speeds])
-    note = "Medians over the runs: training as each run logged it; decoding one sequence on the machine named below."
-    return Table("Cost", ["variant", "extra parameters", "training tokens/s", "decode tokens/s"], body, note)
+        cost = results.cost.get(variant)
+        ratios = [_ratio(cost.training), _ratio(cost.decoding)] if cost else ["not measured"] * 2
+        speeds = [cost.training_tokens_per_second, cost.decoding_tokens_per_second] if cost else []
+        sizes = [f"{row.parameters:,}", f"{row.position_parameters:,}"]
+        body.append(
+            [variant, *sizes, *ratios, *(f"{speed:,.0f}" for speed in speeds or [])] + ["—"] * (2 - len(speeds))
+        )
+    note = (
+        f"Times as a multiple of those of {results.baseline}, all variants measured in turn on the machine named below: "
+        "the median over rounds, and the extremes. Scatters: rounds differ too much to tell. Tokens/s are of this "
+        "machine alone."
+    )
+    header = ["parameters", "of positions", "time of a training step", "of a decoded token"]
+    return Table("Cost", ["variant", *header, "training tokens/s", "decoded tokens/s"], body, note)
+
+
+def _ratio(ratio: Ratio | None) -> str:
+    return "scatters" if ratio is None else f"{ratio.median:.2f}× ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
 def _inside(results: Results) -> Table:
@@ -104,14 +165,21 @@ def _inside(results: Results) -> Table:
 
 
 def _rates(results: Results) -> Table:
-    body = []
+    body, tried = [], sorted({rate.learning_rate for rates in results.sweep.values() for rate in rates})
     for variant, rates in results.sweep.items():
         used = variant in results.summary and results.summary[variant].learning_rate
+        cells = dict.fromkeys(tried, "—")
         for row in rates:
-            remarks = ["used"] * (row.learning_rate == used) + [f"seed {seed} diverged" for seed in row.diverged]
-            body.append([variant, f"{row.learning_rate:g}", plus_minus(row), ", ".join(remarks)])
-    note = "Means over seeds. All other tables use the rate of the lowest mean where the fewest seeds diverged."
-    return Table("Learning rates", ["variant", "learning rate", f"validation loss ({results.unit})", ""], body, note)
+            remarks = ["used"] * (row.learning_rate == used)
+            remarks += [f"{numbered('seed', row.diverged)} diverged"] if row.diverged else []
+            cells[row.learning_rate] = plus_minus(row) + f" ({', '.join(remarks)})" * bool(remarks)
+        body.append([variant, *cells.values()])
+    note = (
+        f"Validation loss in {results.unit}, mean over seeds"
+        + f", on the tuning half with {numbered('seed', results.tuning_seeds)}" * bool(results.tuning_seeds)
+        + ". All other tables use the rate of the lowest mean where the fewest seeds diverged."
+    )
+    return Table("Learning rates", ["variant", *(f"{rate:g}" for rate in tried)], body, note)
 
 
 def _diverged(results: Results) -> Table:

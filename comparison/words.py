@@ -1,144 +1,155 @@
-"""What the results of a comparison say, in sentences."""
+"""What the results of a comparison say, in sentences. Names of variants stand in backticks, since one may be `none`."""
 
-from comparison.formats import count, interval, p_value
-from comparison.inference import ALPHA, MIN_SEEDS, Difference
-from comparison.results import Results, VariantSummary
+from collections.abc import Iterable
+
+from comparison.formats import count, numbered
+from comparison.inference import ALPHA, MIN_SEEDS, holm
+from comparison.results import LearnedAt, Results
+
+MOST_NAMES = 4  # in a row
+NOISE = "beyond the noise"
 
 
 def sentences(results: Results) -> list[str]:
-    """The summary of a comparison: what is beyond the noise, what isn't, and what can't be said."""
-    summary, baseline, unit = results.summary, results.baseline, results.unit
-    others = {variant: row.difference for variant, row in summary.items() if variant != baseline}
-    verdicts = [difference.verdict for difference in others.values()]
-    said = [_headline(others, baseline), _baseline(summary[baseline], baseline, unit)]
-    said += [_diverged(variant, results) for variant in results.diverged]
-    family = sum(difference.p is not None for difference in others.values())
-    said += [_difference(variant, difference, baseline, unit, family) for variant, difference in others.items()]
-    if "within the noise" in verdicts:
-        said.append("Within the noise is no evidence of equality: any difference in the interval fits these runs.")
-    if "no claim" in verdicts:
-        said.append(f"With fewer than {MIN_SEEDS} seeds the noise is unknown: there is no interval, p-value or claim.")
-    said += results.notes + _matches(results) + _courses(results, others) + _far(results)
-    said += _scheme_metrics(results) + _rates(results)
-    said.append(
-        "Seeds vary the initial weights and the order of the data, not the text, the size of the model or the "
-        "budget: a difference beyond the noise holds for this setting and says nothing of others."
-    )
-    return said
+    """The answer, the strongest caveat, and what else a reader has to know, strongest first."""
+    said = [learned_answer(results) if learned(results) else answer(results), *caveats(results)]
+    others = [row.difference for variant, row in results.summary.items() if variant != results.baseline]
+    if sum(one.verdict in ("better", "worse", "equal", "undecided") for one in others) > 1:
+        said.append(f"Variants are tested against `{results.baseline}`, not against each other.")
+    if results.tuning_seeds:
+        seeds, widened = results.tuning_seeds, named(results.widened)
+        said.append(
+            f"Learning rates were chosen on the tuning half of the validation text, with {numbered('seed', seeds)}; "
+            "every loss outside the table of learning rates is of the other half."
+            + f" The range was widened for {widened}."
+            * bool(widened)
+        )
+    return said + results.notes
 
 
-def _headline(others: dict[str, Difference], baseline: str) -> str:
-    texts = {side: f"Beyond the noise, {side} than {baseline}" for side in ("worse", "better")}
-    texts |= {"within the noise": f"Indistinguishable from {baseline}", "no claim": "Too few seeds for a claim"}
-    found = {kind: [variant for variant, one in others.items() if one.verdict == kind] for kind in texts}
-    said = [f"{texts[kind]}: {', '.join(some)}." for kind, some in found.items() if some]
-    return " ".join(said) or "Nothing to compare."
+def named(variants: Iterable[str]) -> str:
+    """`a`, `b` and `c`; of many the first few, and how many more."""
+    quoted = [f"`{variant}`" for variant in variants]
+    if len(quoted) > MOST_NAMES:
+        quoted = [*quoted[: MOST_NAMES - 1], f"{len(quoted) - MOST_NAMES + 1} more"]
+    return " and ".join(filter(None, [", ".join(quoted[:-1]), *quoted[-1:]]))
 
 
-def _baseline(row: VariantSummary, baseline: str, unit: str) -> str:
-    n = len(row.seeds)
-    noise = "from a single seed" if n == 1 else f"± {row.val_loss.sd:.4f} from seed to seed ({n} seeds)"
-    return f"The baseline {baseline} ends at {row.val_loss.mean:.4f} {unit}, {noise}."
+def answer(results: Results) -> str:
+    """Which variant has the lowest loss, what is decided, and what to keep if nothing better is."""
+    summary, baseline, unit = results.summary, f"`{results.baseline}`", results.unit
+    others = {variant: row.difference for variant, row in summary.items() if variant != results.baseline}
+    ranked = [v for v, one in others.items() if one.mean is not None and not one.apart]
+    ranked.sort(key=lambda variant: others[variant].mean)
+    loss = f"{summary[results.baseline].val_loss.mean:.4f} {unit}"
+    if not ranked:
+        return f"{baseline} ends at {loss}: there is nothing to compare it with."
+    kinds = {"better": f"better {NOISE} too", "equal": f"equal to {baseline} within {results.margin:g}"}
+    kinds |= {"worse": f"worse {NOISE}", "undecided": "undecided", "too few seeds": "too few seeds to tell"}
+    best = ranked[0]
+    parts = [f"{baseline} has the lowest mean loss, {loss}"]
+    if others[best].mean < 0:
+        surely = {"better": NOISE, "equal": "which counts as equal", "undecided": "which decides nothing yet"}
+        how = surely.get(others[best].verdict, f"with fewer than {MIN_SEEDS} seeds no evidence")
+        parts = [f"`{best}` has the lowest mean loss, {-others[best].mean:.3f} {unit} below {baseline}, {how}"]
+        ranked.remove(best)
+    for kind, words in kinds.items():
+        if some := [name for name in ranked if others[name].verdict == kind]:
+            parts.append(f"{words}: {named(some)}")
+    if not any(one.verdict == "better" for one in others.values()):
+        parts.append(f"nothing is better {NOISE}: keep {baseline}")
+    return "; ".join(parts) + "."
 
 
-def _diverged(variant: str, results: Results) -> str:
-    tried, row = results.sweep[variant], results.summary.get(variant)
-    lost = {rate.learning_rate: ", ".join(map(str, rate.diverged)) for rate in tried if rate.diverged}
-    found = [f"learning rate {rate:g}, seed{'s' * (',' in seeds)} {seeds}" for rate, seeds in lost.items()]
-    said = f"{variant} diverged with {' and with '.join(found)}"
-    if row is None:
-        return f"{said}: in every run, so it has no numbers."
-    if row.learning_rate in lost:
-        return f"{said}: its means are over the other seeds, which flatters it."
-    return f"{said}, which is not used."
-
-
-def _difference(variant: str, difference: Difference, baseline: str, unit: str, family: int) -> str:
-    if difference.mean is None:
-        return f"{variant} shares no seed with {baseline}: there is no paired difference."
-    side = "above" if difference.mean > 0 else "below"
-    size, n = f"{variant} ends {abs(difference.mean):.4f} {unit} {side} {baseline}", difference.n
-    if difference.p_holm is None:
-        return f"{size} ({n} shared seed{'s' * (n > 1)})."
-    p = p_value(difference.p_holm)
-    found = (
-        f"{size} (95 % interval {interval(difference)}, p {p if p.startswith('<') else f'= {p}'} "
-        f"corrected for {family} comparison{'s' * (family > 1)}, {n} seeds)"
-    )
-    if difference.verdict != "within the noise":
-        return f"{found}: beyond the noise."
-    if difference.p >= ALPHA:
-        return f"{found}: within the noise."
-    return f"{found}: the interval excludes zero, but among {family} one may do so by chance, so within the noise."
-
-
-def _courses(results: Results, others: dict[str, Difference]) -> list[str]:
-    """When each variant catches up with the baseline, or how late it is: the end point alone would hide it."""
-    said, never, baseline, summary = [], [], results.baseline, results.summary
-    for variant, difference in others.items():
-        curve = summary[variant].difference_curve
-        if difference.p is None or not curve:
-            continue
-        behind, start = [point.x for point in curve if point.low > 0], f"{variant} is behind {baseline}"
-        if not behind:
-            never.append(variant)
-        elif behind[-1] < curve[-1].x:
-            said.append(f"{start} up to {count(behind[-1])} training tokens, and not after that.")
-        else:
-            base, last = summary[baseline].curve, summary[variant].curve[-1].mean
-            as_good = count(next((point.x for point in base if point.mean <= last), base[-1].x))
-            end = f"to the end, at {count(curve[-1].x)} training tokens"
-            said.append(f"{start} {end}, with a loss that {baseline} had reached by {as_good}.")
-    if never:
-        said.append(f"Not behind {baseline} at any evaluation: {', '.join(never)}.")
-    return said and [*said[:-1], f"{said[-1]} (Behind: the pointwise 95 % interval lies above zero.)"]
-
-
-def _matches(results: Results) -> list[str]:
-    """How many examples of a synthetic task are right at the longest trained length, and far past it."""
-    shares = {name: {at.x: at.mean for at in row.exact_match} for name, row in results.evaluations().items()}
-    lengths = [length for length in next(iter(shares.values())) if length >= (results.trained_length or 0)]
-    if not lengths:
-        return []
-    ends = [lengths[0], lengths[-1]]
-    found = [
-        f"{name} {' and '.join('n/a' if share is None else f'{share:.0%}' for share in map(some.get, ends))}"
-        for name, some in shares.items()
-    ]
-    where = f"at length {ends[0]}, the longest trained, and at {ends[1]}"
-    return [f"Answered without a mistake {where}: {', '.join(found)}."]
-
-
-def _far(results: Results) -> list[str]:
-    """One sentence on the loss at the longest context that some variant has a number for."""
-    changes, context = {}, results.context
-    for name, row in results.evaluations().items():
-        points = {point.x: point.mean for point in row.loss_by_context}
-        start = points.get(context)
-        changes[name] = {x: y - start for x, y in points.items() if None not in (y, start) and x > context}
-    longest = max((x for change in changes.values() for x in change), default=None)
-    if longest is None:
-        return []
-    found = [f"{v} {change[longest]:+z.3f}" if longest in change else f"{v} n/a" for v, change in changes.items()]
-    times = f"{longest / context:g} times the trained context"
-    return [f"With {times}, the loss of the same tokens changes by ({results.unit}): {', '.join(found)}."]
-
-
-def _scheme_metrics(results: Results) -> list[str]:
-    return [
-        f"{variant} ends with a {name} ({metric.words}) of up to {metric.largest[-1].mean:.2g} (mean over seeds)."
-        for variant, row in results.summary.items()
-        for name, metric in row.scheme_metrics.items()
-        if metric.largest
-    ]
-
-
-def _rates(results: Results) -> list[str]:
-    if all(len(rates) == 1 for rates in results.sweep.values()):
-        return []
-    said = ["Each variant is shown at its best learning rate, chosen on the validation loss that is reported."]
+def learned(results: Results) -> dict[str, LearnedAt]:
+    """How many seeds of each variant learned a synthetic task at the longest trained length; empty without a task."""
+    found = {}
     for variant, row in results.summary.items():
-        used, tried = row.learning_rate, [rate.learning_rate for rate in results.sweep[variant]]
-        if len(tried) > 1 and used in (min(tried), max(tried)):
-            said.append(f"{variant} is best at the edge of the learning rates tried, {used:g}: others may be better.")
-    return said
+        trained = [at for at in row.learned if at.x <= (results.trained_length or at.x)] or row.learned
+        if trained:
+            found[variant] = max(trained, key=lambda at: at.x)
+    return found if results.baseline in found else {}
+
+
+def learned_verdicts(results: Results) -> dict[str, str]:
+    """Whether more or fewer seeds of each variant learned the task than the baseline's: better, worse or undecided, by
+    Fisher's exact test (1935) with Holm's correction."""
+    from scipy.stats import fisher_exact
+
+    shares = learned(results)
+    table = {variant: (at.count, at.n - at.count) for variant, at in shares.items()}
+    own = table.pop(results.baseline)
+    p_values = holm({variant: float(fisher_exact([row, own]).pvalue) for variant, row in table.items()})
+    found = {}
+    for variant, (right, missed) in table.items():
+        side = "better" if right * own[1] > own[0] * missed else "worse"
+        found[variant] = side if p_values[variant] < ALPHA else "undecided"
+    return found
+
+
+def learned_answer(results: Results) -> str:
+    """Which variants learned the task in most seeds."""
+    shares, baseline = learned(results), results.baseline
+    most = max(at.count / at.n for at in shares.values())
+    best = [variant for variant, at in shares.items() if at.count / at.n == most]
+    own, x = shares[baseline], shares[baseline].x
+    of = " or ".join(sorted({f"{shares[v].count} of {shares[v].n}" for v in best}))
+    parts = [f"Length {x}, the longest trained, was learned by {of} seeds with {named(best)}"]
+    if not most:
+        return f"No variant learned length {x}, the longest trained, with any seed: the task tells nothing here."
+    if baseline not in best:
+        parts.append(f"by {own.count} of {own.n} with the baseline `{baseline}`")
+    verdicts = learned_verdicts(results)
+    for words, kind in ((f"more often than `{baseline}` {NOISE}", "better"), (f"less often {NOISE}", "worse"),
+                        ("undecided", "undecided")):  # fmt: skip
+        if some := [variant for variant in verdicts if verdicts[variant] == kind]:
+            parts.append(f"{words}: {named(some)}")
+    return "; ".join(parts) + "."
+
+
+def caveats(results: Results) -> list[str]:
+    """What weakens the answer, the strongest first."""
+    summary, baseline, said = results.summary, results.baseline, []
+    lost = {variant: lost_seeds(results, variant) for variant in summary}
+    if lost[baseline]:
+        seeds = numbered("seed", lost[baseline])
+        said.append(f"The baseline `{baseline}` diverged with {seeds}: it is judged by the others, which flatters it.")
+    few = [v for v, row in summary.items() if v != baseline and row.difference.verdict == "too few seeds"]
+    if few:
+        who = "" if len(few) == len(summary) - 1 else f" Concerns {named(few)}."
+        said.append(f"With fewer than {MIN_SEEDS} shared seeds the noise is unknown: no interval, no claim.{who}")
+    said += _tuning(results)
+    if others := [variant for variant in summary if variant != baseline and lost[variant]]:
+        said.append(f"Seeds diverged with {named(others)}: judged by the others, which flatters.")
+    if gone := [variant for variant in results.diverged if variant not in summary]:
+        said.append(f"Every run diverged with {named(gone)}: there are no numbers.")
+    if apart := [f"`{v}` ({row.difference.apart})" for v, row in summary.items() if row.difference.apart]:
+        said.append(f"Not compared with `{baseline}`, for what differs beside: {', '.join(apart)}.")
+    budget = " or ".join(map(count, results.tokens))
+    return [
+        *said,
+        f"One text, one model size, {budget} tokens: seeds vary the start and the order of the data, so nothing "
+        "here speaks of other texts, sizes or budgets.",
+    ]
+
+
+def lost_seeds(results: Results, variant: str) -> list[int]:
+    """Seeds that diverged at the learning rate that a variant is shown at."""
+    row = results.summary[variant]
+    runs = results.diverged.get(variant, [])
+    return sorted({run.seed for run in runs if run.learning_rate == row.learning_rate} - {*row.seeds})
+
+
+def rates(results: Results) -> str:
+    """The learning rates that variants are shown at: `0.001`, or `0.001 to 0.004`."""
+    used = [row.learning_rate for row in results.summary.values()]
+    return " to ".join(f"{rate:g}" for rate in sorted({min(used), max(used)}))
+
+
+def _tuning(results: Results) -> list[str]:
+    edge = [variant for variant in results.summary if variant in results.at_edge]
+    if not results.tuning_seeds:
+        return [f"Learning rates were given ({rates(results)}), none was tuned: another may change the order."]
+    if len(edge) == len(results.summary):
+        return ["Every best learning rate is at the edge of those tried: nothing is tuned."]
+    return [f"Best at the edge of the learning rates tried, so perhaps not yet tuned: {named(edge)}."] * bool(edge)
