@@ -39,19 +39,21 @@ def main() -> None:
         # Here, since it takes seconds: --help and a wrong command line are answered at once.
         from comparison.commands import compare, report
         from comparison.design import load_comparison, shell
+        from comparison.tuning import next_runs
+        from training.run import RunFolder
 
         if args.runs:
             out = args.out or Path("runs/report")
             print(report(args.runs, args.baseline, out))
         else:
-            comparison, configs, arguments = load_comparison(args.config, args.overrides)
-            out = comparison.folder
+            comparison = load_comparison(args.config, args.overrides)
+            out = comparison.config.folder
             if args.list:
-                for name, given in arguments.items():
-                    print(shell(given + ["--resume"] * (out / name / "config.yaml").is_file()))
+                for run in (run for part in comparison.parts().values() for run in next_runs(part)):
+                    print(shell(run.arguments + ["--resume"] * RunFolder.exists(run.config)))
                 return
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that train.py processes are stopped too
-            print(compare(comparison, configs, arguments, args.jobs))
+            print(compare(comparison, args.jobs))
         print(f"written to {out}: report.html, report.md, results.json", file=sys.stderr)
 
 

@@ -1,105 +1,144 @@
 """What compare.py does: trains the runs of a comparison and reports on them, or reports on finished runs."""
 
+import hashlib
+import json
 import os
 import platform
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import torch
+from pydantic import TypeAdapter, ValidationError
 
-from base import InputError
-from comparison.design import CompareConfig
+from base import InputError, writing
+from comparison.cost import measure_costs
+from comparison.design import CompareConfig, Comparison
 from comparison.grouping import differing, group, in_bits_per_byte, open_run, same_tokens
 from comparison.measure import Corpora, measure, read_run
+from comparison.overview import overview
 from comparison.report import write
-from comparison.results import Results
+from comparison.results import Cost, MeasuredRun, RateSpread, Results
 from comparison.schedule import train_all
 from comparison.summary import best_rate, summarize, sweep
+from comparison.tuning import finished, next_runs, reported_runs, tuning_runs
 from configs import Config
 from data.corpus import load_corpus
 from data.synthetic import TRAINED_LENGTHS, task_of
-from training.run import RunFolder
+from model.checkpoint import read_json
+from settings import one_line
+from training.run import RunFolder, replace_text
 from training.versions import versions
 
 SAME_START = "All variants of a seed start from the same shared initial weights and see the same batches."
 OTHER_START = "The variants differ in more than positions, and so perhaps in their initial weights and batches."
 FOUND = "These runs were found, not planned: they may differ in more than their settings, as in the program's version."
-CONTEXTS_DIFFER = "The trained contexts differ, and with them the context that each loss is scored with"
 TOKENIZERS_DIFFER = "The tokenizers differ: losses are in bits per byte, and those of single tokens are left out."
 CPU = Path("/proc/cpuinfo")
 
 
-def compare(
-    comparison: CompareConfig, configs: dict[str, list[Config]], arguments: dict[str, list[str]], jobs: int = 1
-) -> str:
+def compare(comparison: Comparison, jobs: int = 1) -> str:
     """Trains what is not finished, writes the report, and returns its text.
 
-    Finished runs are kept as they are, half-finished ones continue; the arguments are those of `load_comparison`.
-    InputError where a run in the folder was made with other settings or another text.
+    Finished runs are kept as they are, half-finished ones continue. InputError where a run in the folder was made with
+    other settings or another text.
     """
-    every, corpora = [config for runs in configs.values() for config in runs], Corpora()
-    for config in every:
-        if RunFolder.exists(config):
-            run = RunFolder(config, resume=True)
-            if keys := ", ".join(run.differing_keys()):
-                raise InputError(f"{run.path}: was made with other values of {keys}; remove it or use another name")
+    corpora, found, config = Corpora(), {}, comparison.config
+    for condition, part in comparison.parts().items():
+        found[condition] = _compare(part, jobs, corpora)
+        text = write(found[condition], part.config.folder, comparison=part.config.model_dump(mode="json"))
+    if config.conditions:
+        page, text, pictures = overview(found)
+        with writing(config.folder):
+            for name, content in {"report.html": page, "report.md": text, **pictures}.items():
+                (config.folder / name).write_text(content, encoding="utf-8")
+    return text
+
+
+def _compare(comparison: Comparison, jobs: int, corpora: Corpora) -> Results:
+    while True:
+        runs = next_runs(comparison)
+        ended = finished(runs)
+        for run in (RunFolder(each.config, resume=True) for each in runs if RunFolder.exists(each.config)):
             corpora.of(run)
-    if jobs > 1:
-        load_corpus(every[0].data)  # or each process would tokenize it
-    train_all(every, jobs, arguments)
-    groups = {variant: [open_run(config.folder) for config in runs] for variant, runs in configs.items()}
-    results = gather(groups, comparison.baseline, comparison.name, corpora, comparison)
-    return write(results, comparison.folder, comparison=comparison.model_dump(mode="json"))
+        if None not in ended:
+            break
+        if jobs > 1:
+            load_corpus(runs[0].config.data)  # or each process would tokenize it
+        train_all(runs, jobs)
+    plan, folders = comparison.config, {}
+    for kind, runs_of in (("tuning", tuning_runs), ("reported", reported_runs)):
+        planned = {variant: runs_of(comparison, variant) for variant in plan.variants}
+        folders[kind] = {variant: [open_run(run.config.folder) for run in runs] for variant, runs in planned.items()}
+    return gather(folders["reported"], plan.baseline, plan.folder, corpora, plan, folders["tuning"])
 
 
 def report(folders: list[Path], baseline: str | None, out: Path) -> str:
-    """Writes a report on finished runs into `out` and returns its text; InputError where they can't be compared."""
-    groups = group([open_run(folder) for folder in folders])
+    """Writes a report on finished runs into `out` and returns its text; InputError where they can't be compared.
+
+    Runs that chose the learning rates of a comparison are left out.
+    """
+    runs = [run for run in map(open_run, folders) if run.config.data.val_part != "tuning"]
+    if not runs:
+        raise InputError(f"--runs: expected runs to report, got only {len(folders)} that chose learning rates")
+    groups = group(runs)
     baseline = baseline or next(iter(groups))
     if baseline not in groups:
         raise InputError(f"--baseline: expected one of {', '.join(groups)}, got {baseline!r}")
-    return write(gather(groups, baseline, out.name, Corpora()), out)
+    return write(gather(groups, baseline, out, Corpora(), None, {}), out)
 
 
 def gather(
-    groups: dict[str, list[RunFolder]], baseline: str, name: str, corpora: Corpora, plan: CompareConfig | None = None
+    groups: dict[str, list[RunFolder]],
+    baseline: str,
+    folder: Path,
+    corpora: Corpora,
+    plan: CompareConfig | None,
+    tuning: dict[str, list[RunFolder]],
 ) -> Results:
-    """The results of finished runs. groups: the runs of each variant; plan: the comparison that they were made for.
+    """The results of finished runs. groups: the runs of each variant; folder: of the report, where costs are kept; plan:
+    the comparison that the runs were made for; tuning: those that chose the learning rates.
 
     Runs that diverged are listed, and in no mean. InputError where the runs can't be compared, or all runs of the
     baseline diverged.
     """
     folders = {str(run.path): run for runs in groups.values() for run in runs}
     comparable = same_tokens(list(folders.values()))
+    tried = {variant: [read_run(run) for run in runs] for variant, runs in tuning.items() if runs}
     logged = {variant: [read_run(run) for run in runs] for variant, runs in groups.items()}
-    diverged = {variant: some for variant, runs in logged.items() if (some := [run for run in runs if run.diverged])}
-    chosen = {variant: best for variant, runs in logged.items() if (best := best_rate(runs))}
-    if baseline not in chosen:
+    every = {variant: tried.get(variant, []) + logged[variant] for variant in groups}
+    diverged = {variant: some for variant, runs in every.items() if (some := [run for run in runs if run.diverged])}
+    good = {variant: some for variant, runs in logged.items() if (some := [run for run in runs if not run.diverged])}
+    if baseline not in good:
         said = f"baseline {baseline!r}: all its runs diverged, the first at {diverged[baseline][0].diverged}"
-        raise InputError(f"{said}; those that did not: {', '.join(chosen) or 'none'}")
+        raise InputError(f"{said}; those that did not: {', '.join(good) or 'none'}")
+    one = folders[good[baseline][0].folder]
+    context, evaluate_with = one.config.model.max_position_embeddings, plan.evaluate_with if plan else {}
     runs = {
-        variant: [measure(folders[run.folder], run, corpora.of, plan.evaluate_with if plan else {}) for run in some]
-        for variant, some in chosen.items()
+        variant: [measure(folders[run.folder], run, corpora.of, evaluate_with, context) for run in some]
+        for variant, some in good.items()
     }
-    apart = differing({variant: folders[(runs.get(variant) or some)[0].folder] for variant, some in logged.items()})
+    first = {variant: (groups[variant] or tuning[variant])[0] for variant in groups}
+    apart = differing(first)
     keys = {key for own in apart.values() for key in own}
     alike = all(key.startswith(("model.position.", "train.position_")) or key.endswith("learning_rate") for key in keys)
     notes = [(SAME_START if alike else OTHER_START) if plan else FOUND]
-    contexts = sorted({run.config.model.max_position_embeddings for run in folders.values()})
-    if len(contexts) > 1:
-        notes.append(f"{CONTEXTS_DIFFER} ({', '.join(map(str, contexts))} tokens).")
     if not comparable:
         logged = {variant: [in_bits_per_byte(run) for run in some] for variant, some in logged.items()}
         runs = {variant: [in_bits_per_byte(run) for run in some] for variant, some in runs.items()}
         notes.append(TOKENIZERS_DIFFER)
-    one = groups[baseline][0]
+    margin = plan.equivalence_margin if plan else CompareConfig.model_fields["equivalence_margin"].default
+    rates = {variant: sweep(tried.get(variant, logged[variant])) for variant in groups}
+    given = plan.learning_rates if plan else []
     return Results(
-        name=name,
+        name=folder.name,
         baseline=baseline,
         unit="nats per token" if comparable else "bits per byte",
-        context=one.config.model.max_position_embeddings,
+        context=context,
+        vocab_size=one.config.model.vocab_size,
+        margin=margin,
         trained_length=TRAINED_LENGTHS.get(task_of(one.corpus()["source"])),
         tokens=sorted({run.tokens for some in runs.values() for run in some}),
         notes=notes,
@@ -108,15 +147,53 @@ def gather(
         versions={**versions(), "matplotlib": matplotlib.__version__},
         hardware=hardware(),
         differing=apart,
-        sweep={variant: sweep(some) for variant, some in logged.items()},
-        summary=summarize(runs, baseline),
+        tuning_seeds=plan.tuning_seeds if plan else [],
+        sweep=rates,
+        widened=[variant for variant, rows in rates.items() if given and len(rows) > len(given)],
+        at_edge=[v for v, rows in rates.items() if given and best_rate(rows) in (None, *_edges(rows))],
+        summary=summarize(runs, baseline, margin, _apart(runs, baseline)),
         runs=runs,
-        unused_learning_rates={
-            variant: [run for run in logged[variant] if not run.diverged and run.learning_rate != some[0].learning_rate]
-            for variant, some in runs.items()
-        },
+        tuning=tried,
+        cost=_costs({variant: first[variant].config for variant in runs}, baseline, folder / "costs.json"),
         diverged=diverged,
     )
+
+
+def _edges(rows: list[RateSpread]) -> tuple[float, float]:
+    return rows[0].learning_rate, rows[-1].learning_rate
+
+
+def _costs(configs: dict[str, Config], baseline: str, file: Path) -> dict[str, Cost]:
+    """What the variants cost beside the baseline: measured once on a machine, so that a second report is the same."""
+    settings = {v: config.model_dump(mode="json", include={"model", "train"}) for v, config in configs.items()}
+    key = hashlib.sha256(json.dumps([settings, baseline, versions(), hardware()]).encode()).hexdigest()
+    kept = read_json(file) if file.is_file() else {}
+    if kept.get("key") != key:
+        kept = {
+            "key": key,
+            "costs": {variant: asdict(cost) for variant, cost in measure_costs(configs, baseline).items()},
+        }
+        with writing(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(file, json.dumps(kept))
+    try:
+        return TypeAdapter(dict[str, Cost]).validate_python(kept.get("costs"))
+    except ValidationError as error:
+        raise InputError(f"{file}: damaged; without it all is measured again ({one_line(error)})") from None
+
+
+def _apart(runs: dict[str, list[MeasuredRun]], baseline: str) -> dict[str, str]:
+    """Why variants cannot be compared with the baseline: another budget, or another context, that losses depend on."""
+    found = {}
+    for key, words in {"tokens": "trained on {:,} tokens", "context": "trained with a context of {:,} tokens"}.items():
+        values = {
+            variant: {run.tokens if key == "tokens" else run.config["model"]["max_position_embeddings"] for run in some}
+            for variant, some in runs.items()
+        }
+        for variant, own in values.items():
+            if own != values[baseline]:
+                found[variant] = " and ".join(words.format(value) for value in sorted(own))
+    return found
 
 
 def hardware() -> dict[str, Any]:

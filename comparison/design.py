@@ -3,7 +3,8 @@
 import json
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,15 @@ SECTIONS = ("data", "data.tokenizer", "model", "train", "wandb")  # of a trainin
 TRAIN = Path(__file__).parent.parent / "train.py"
 
 
+class Condition(FrozenConfig):
+    """A setting, as a budget, a text or a size, in which a comparison is made once more, with a report of its own."""
+
+    settings: dict[str, Any] = {}
+    """dotted.key: value for all runs, over the comparison's settings"""
+    variants: list[Name] = []
+    """those to compare; none: all"""
+
+
 class CompareConfig(FrozenConfig):
     """Which runs a comparison consists of."""
 
@@ -32,22 +42,48 @@ class CompareConfig(FrozenConfig):
     """dotted.key: value for all runs, over the base"""
     variants: dict[Name, dict[str, Any]] = Field(min_length=1)
     """name: {dotted.key: value …} of each variant, over the settings"""
-    seeds: list[Seed] = Field(min_length=1)
-    """each variant is trained once with each"""
-    learning_rates: list[PositiveFloat] = []
-    """each variant is trained with each and shown at that of its lowest mean loss; none: the config's"""
-    evaluate_with: dict[Name, dict[str, Any]] = {}
-    """name: {option: value …}: other position options to evaluate the trained models with, where their scheme has them"""
     baseline: str
     """the variant that the others are compared with"""
+    seeds: list[Seed] = Field(min_length=1)
+    """each variant is trained once with each"""
+    extra_seeds: dict[Name, list[Seed]] = {}
+    """variant: [seed …] beyond those"""
+    learning_rates: list[PositiveFloat] = []
+    """rates to choose from for each variant, by the loss on one half of the validation text; the seeds train with the best
+    and are reported on the other half. Up to three more are tried where the best is at the edge. None: the config's"""
+    tuning_seeds: list[Seed] = []
+    """with each of which each of the learning_rates is tried"""
+    equivalence_margin: PositiveFloat = 0.02
+    """a difference is called equal if it is surely smaller; in the unit of the losses, nats per token or bits per byte"""
+    evaluate_with: dict[Name, dict[str, Any]] = {}
+    """name: {option: value …}: other position options to evaluate the trained models with, where their scheme has them"""
+    conditions: dict[Name, Condition] = {}
+    """name: {settings: …, variants: […]}: compares once in each, and then the differences across them"""
 
     @model_validator(mode="after")
     def _fits_together(self):
-        if self.baseline not in self.variants:
-            raise ValueError(f"baseline: expected one of {', '.join(self.variants)}, got {self.baseline!r}")
-        for key in ("seeds", "learning_rates"):
-            if len(set(getattr(self, key))) < len(getattr(self, key)):
-                raise ValueError(f"{key}: expected no value twice, got {getattr(self, key)}")
+        for key, names in {"baseline": [self.baseline], "extra_seeds": self.extra_seeds}.items():
+            if unknown := [name for name in names if name not in self.variants]:
+                raise ValueError(f"{key}: expected one of {', '.join(self.variants)}, got {unknown[0]!r}")
+        lists = {key: getattr(self, key) for key in ("seeds", "learning_rates", "tuning_seeds")}
+        lists |= {f"extra_seeds.{variant}": self.seeds + more for variant, more in self.extra_seeds.items()}
+        for key, values in lists.items():
+            if len(set(values)) < len(values):
+                raise ValueError(f"{key}: expected no value twice, got {values}")
+        if self.learning_rates and not (len(self.learning_rates) > 1 and self.tuning_seeds):
+            raise ValueError(
+                f"learning_rates: expected two or more, and tuning_seeds to choose with, got {self.learning_rates} and "
+                f"{self.tuning_seeds}; a single rate is settings.train.learning_rate"
+            )
+        used = {*self.seeds, *(seed for more in self.extra_seeds.values() for seed in more)}
+        if shared := [seed for seed in self.tuning_seeds if seed in used]:
+            raise ValueError(f"tuning_seeds: expected other seeds than those reported, got {shared[0]}")
+        for name, condition in self.conditions.items():
+            if condition.variants and self.baseline not in condition.variants:
+                raise ValueError(f"conditions.{name}.variants: expected {self.baseline!r}, the baseline, among them")
+            if unknown := [variant for variant in condition.variants if variant not in self.variants]:
+                expected = f"expected some of {', '.join(self.variants)}"
+                raise ValueError(f"conditions.{name}.variants: {expected}, got {unknown[0]!r}")
         return self
 
     @property
@@ -55,14 +91,80 @@ class CompareConfig(FrozenConfig):
         """Where the runs and the report lie."""
         return Path(self.runs_dir).expanduser() / self.name
 
+    def seeds_of(self, variant: str) -> list[int]:
+        """Those that a variant is reported with."""
+        return self.seeds + self.extra_seeds.get(variant, [])
 
-def load_comparison(
-    path: str, overrides: list[str]
-) -> tuple[CompareConfig, dict[str, list[Config]], dict[str, list[str]]]:
-    """The comparison in a YAML file, the configs of each variant's runs, and train.py's arguments by a run's name.
+    def within(self, condition: str) -> "CompareConfig":
+        """The comparison in one of its conditions."""
+        chosen = self.conditions[condition]
+        names = chosen.variants or list(self.variants)
+        changes = {
+            "name": condition,
+            "runs_dir": str(self.folder),
+            "settings": _dotted(self.settings) | _dotted(chosen.settings),
+            "variants": {name: self.variants[name] for name in names},
+            "conditions": {},
+        }
+        return self.model_copy(update=changes)
 
-    A variant's runs are over learning rates and then seeds. Overrides whose key is not one of the comparison's go to
-    `settings`, that is to all runs.
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run of a comparison. arguments: those of train.py that make it."""
+
+    config: Config
+    arguments: list[str]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison, and the runs that it consists of. path: its file; group: that of its runs at wandb."""
+
+    config: CompareConfig
+    path: str
+    group: str
+
+    def parts(self) -> dict[str, "Comparison"]:
+        """By condition; itself, without a name, where it has none."""
+        if not self.config.conditions:
+            return {"": self}
+        return {name: replace(self, config=self.config.within(name)) for name in self.config.conditions}
+
+    def tuning_runs(self, variant: str, rates: Iterable[float]) -> list[PlannedRun]:
+        """A variant's runs with each of the rates and each of the tuning seeds."""
+        return [self._run(variant, seed, rate, "tuning") for rate in rates for seed in self.config.tuning_seeds]
+
+    def reported_runs(self, variant: str, rate: float | None) -> list[PlannedRun]:
+        """A variant's runs with each of its seeds. rate: the learning rate chosen for it; None: the config's."""
+        part = None if rate is None else "reporting"
+        return [self._run(variant, seed, rate, part) for seed in self.config.seeds_of(variant)]
+
+    def _run(self, variant, seed, rate, part):
+        own = _dotted(self.config.settings) | _dotted(self.config.variants[variant])
+        # without the + of 1e+16
+        name = f"{variant}{'' if rate is None else f'-lr{rate}'}-seed{seed}".replace("+", "")
+        place = {} if rate is None else {"train.learning_rate": rate, "data.val_part": part}
+        place |= {"seed": seed, "name": name, "runs_dir": str(self.config.folder)}
+        if taken := [key for key in own if key in place]:
+            raise InputError(f"{taken[0]}: cannot be set here, each run sets its own {', '.join(place)}")
+        base = Path(self.path).parent / self.config.base
+        values, own = read_yaml(base), own | place
+        for key, value in own.items():
+            set_dotted(values, key, value)
+        config = check_config(values, f"{base} with variants.{variant}")
+        if config.wandb.mode != "disabled" and config.wandb.group is None:
+            own["wandb.group"] = self.group
+            config = config.model_copy(update={"wandb": config.wandb.model_copy(update={"group": self.group})})
+        # JSON is YAML on one line
+        overrides = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in own.items()]
+        return PlannedRun(config, [str(base), *overrides])
+
+
+def load_comparison(path: str, overrides: list[str]) -> Comparison:
+    """The comparison in a YAML file; InputError where it, or the config of one of its runs, cannot be.
+
+    Overrides whose key is not one of the comparison's go to `settings`, that is to all runs.
     """
     values = read_yaml(path)
     for key, value in map(parse_override, overrides):
@@ -72,37 +174,20 @@ def load_comparison(
             values["settings"] = values.get("settings") or {}
             if isinstance(values["settings"], dict):  # anything else is rejected below
                 values["settings"][key] = value
-    comparison = check_config({"name": Path(path).stem, **values}, path, CompareConfig)
-    base, configs, arguments = Path(path).parent / comparison.base, {}, {}
-    for variant in comparison.variants:
-        configs[variant] = []
-        for own in _run_overrides(comparison, variant):
-            values = read_yaml(base)
-            for key, value in own.items():
-                set_dotted(values, key, value)
-            configs[variant].append(check_config(values, f"{base} with variants.{variant}"))
-            # JSON is YAML on one line
-            overrides = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in own.items()]
-            arguments[own["name"]] = [str(base), *overrides]
-    for name, options in comparison.evaluate_with.items():
-        reasons = [rejection(runs[0].trained_model, options) for runs in configs.values()]
-        if all(reasons):
-            said = "; ".join(dict.fromkeys(reasons))
-            raise InputError(f"{path}: evaluate_with.{name}: no variant's scheme accepts it: {said}")
-    return comparison, configs, arguments
-
-
-def _run_overrides(comparison: CompareConfig, variant: str) -> Iterator[dict[str, Any]]:
-    """dotted.key: value of each run of a variant, over the base; InputError for a key that each run sets itself."""
-    own = _dotted(comparison.settings) | _dotted(comparison.variants[variant])
-    for rate in comparison.learning_rates or [None]:
-        swept = {} if rate is None else {"train.learning_rate": rate}
-        for seed in comparison.seeds:
-            name = f"{variant}{'' if rate is None else f'-lr{rate}'}-seed{seed}".replace("+", "")  # as in 1e+16
-            place = {**swept, "seed": seed, "name": name, "runs_dir": str(comparison.folder)}
-            if taken := [key for key in own if key in place]:
-                raise InputError(f"{taken[0]}: cannot be set here, each run sets its own {', '.join(place)}")
-            yield {**own, **place}
+    config = check_config({"name": Path(path).stem, **values}, path, CompareConfig)
+    comparison = Comparison(config, path, config.name)
+    for part in comparison.parts().values():
+        config, models = part.config, []
+        for variant in config.variants:
+            runs = part.tuning_runs(variant, config.learning_rates)
+            runs += part.reported_runs(variant, next(iter(config.learning_rates), None))
+            models.append(runs[0].config.trained_model)
+        for name, options in config.evaluate_with.items():
+            reasons = [rejection(model, options) for model in models]
+            if all(reasons):
+                said = "; ".join(dict.fromkeys(reasons))
+                raise InputError(f"{path}: evaluate_with.{name}: no variant's scheme accepts it: {said}")
+    return comparison
 
 
 def _dotted(values: dict[str, Any]) -> dict[str, Any]:

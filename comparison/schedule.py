@@ -7,7 +7,7 @@ import tempfile
 import time
 
 from base import InputError
-from comparison.design import TRAIN
+from comparison.design import TRAIN, PlannedRun
 from configs import Config
 from training.loop import train
 from training.run import RunFolder
@@ -16,18 +16,18 @@ POLL_SECONDS = 0.5
 GRACE_SECONDS = 60  # for a training to save itself and stop
 
 
-def train_all(configs: list[Config], jobs: int, arguments: dict[str, list[str]]) -> None:
+def train_all(runs: list[PlannedRun], jobs: int) -> None:
     """Trains what has neither finished nor diverged; half-finished runs continue.
 
-    With several jobs that many processes of train.py run at a time, each with its share of the threads. arguments:
-    those of each run, by its name. The first failure that is not a divergence ends all with an InputError; then, and
-    when this process is stopped, the other processes are stopped.
+    With several jobs that many processes of train.py run at a time, each with its share of the threads. The first
+    failure that is not a divergence ends all with an InputError; then, and when this process is stopped, the other
+    processes are stopped.
     """
-    progress = Progress(configs)
-    waiting = [config for config in configs if progress.left[config.name]]
+    progress = Progress([run.config for run in runs])
+    waiting = [run for run in runs if progress.left[run.config.name]]
     if jobs > 1:
-        return _in_processes(waiting, jobs, arguments, progress)
-    for config in waiting:
+        return _in_processes(waiting, jobs, progress)
+    for config in (run.config for run in waiting):
         print(progress.line([config]), file=sys.stderr)
         try:
             train(config, resume=RunFolder.exists(config))
@@ -45,13 +45,13 @@ def _divergence(config: Config) -> str | None:
     return said
 
 
-def _in_processes(waiting, jobs, arguments, progress):
+def _in_processes(waiting, jobs, progress):
     active: list[_Process] = []
     try:
         while waiting or active:
             free = jobs - len(active)
             begun, waiting = waiting[:free], waiting[free:]
-            active += [_Process(config, arguments[config.name], jobs) for config in begun]
+            active += [_Process(run, jobs) for run in begun]
             line = progress.line([process.config for process in active])
             if sys.stderr.isatty():
                 print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
@@ -62,6 +62,8 @@ def _in_processes(waiting, jobs, arguments, progress):
                 progress.update(process.config)
             active = [process for process in active if not process.ended()]
     finally:
+        for process in active:  # all at once, as each may take its time
+            process.process.terminate()
         for process in active:
             process.stop()
 
@@ -104,10 +106,10 @@ class Progress:
 class _Process:
     """One train.py in a process of its own."""
 
-    def __init__(self, config: Config, arguments: list[str], jobs: int):
-        self.config, self.errors = config, tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+    def __init__(self, run: PlannedRun, jobs: int):
+        self.config, self.errors = run.config, tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
         threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count())
-        command = [sys.executable, TRAIN, *arguments, *["--resume"] * RunFolder.exists(config)]
+        command = [sys.executable, TRAIN, *run.arguments, *["--resume"] * RunFolder.exists(run.config)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, threads // jobs))}
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self.errors, env=environment)
 
@@ -127,9 +129,8 @@ class _Process:
         return True
 
     def stop(self) -> None:
-        """Asks it to stop and waits; kills it after GRACE_SECONDS."""
+        """Waits for it to stop; kills it after GRACE_SECONDS."""
         self.errors.close()
-        self.process.terminate()
         try:
             self.process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:

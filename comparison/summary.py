@@ -27,7 +27,7 @@ def best_rate(rates: list[results.RateSpread]) -> float | None:
 
 
 def summarize(
-    runs: Mapping[str, list[results.MeasuredRun]], baseline: str, margin: float, apart: Mapping[str, str] = {}
+    runs: Mapping[str, list[results.MeasuredRun]], baseline: str, margin: float, apart: Mapping[str, str]
 ) -> dict[str, results.VariantSummary]:
     """The numbers of each variant over its seeds, and its differences to the baseline, paired by seed.
 

@@ -31,11 +31,12 @@ def results(
     runs: dict[str, list[Run | LoggedRun]],
     baseline: str,
     notes: tuple[str, ...] = (),
-    tuning: dict[str, list[Run | LoggedRun]] = {},
-    apart: dict[str, str] = {},
+    tuning: dict[str, list[Run | LoggedRun]] | None = None,
+    apart: dict[str, str] | None = None,
     **changes,
 ) -> Results:
     """What a comparison of the runs of each variant gives."""
+    tuning, apart = tuning or {}, apart or {}
     chosen = {variant: good for variant, some in runs.items() if (good := [run for run in some if not run.diverged])}
     lost = {variant: some for variant, every in runs.items() if (some := [run for run in every if run.diverged])}
     made = Results(

@@ -256,8 +256,7 @@ def test_every_setting_is_described():
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_config_file_loads_and_is_commented(path):
     if "variants" in yaml.safe_load(path.read_text(encoding="utf-8")):
-        comparison, runs, _ = load_comparison(str(path), [])
-        assert list(runs) == list(comparison.variants)
+        assert load_comparison(str(path), []).config.name == path.stem
     else:
         assert load_config(path).name == path.stem
     assert path.read_text(encoding="utf-8").startswith("# ")

@@ -16,6 +16,7 @@ from base import InputError
 from comparison import schedule
 from comparison.design import load_comparison, shell
 from comparison.schedule import Progress, train_all
+from comparison.tuning import next_runs
 from configs import load_config
 from tiny import call, killed_before_step, rows, weights
 from training.loop import train
@@ -24,10 +25,9 @@ from training.run import RunFolder
 ROOT = Path(__file__).parent.parent
 
 
-def planned(folder, **changes):
-    """The configs of a comparison's runs and their arguments."""
-    _, runs, arguments = load_comparison(str(comparison_file(folder, **changes)), [])
-    return [config for some in runs.values() for config in some], arguments
+def planned(folder, *overrides, **changes):
+    """The runs of a comparison whose learning rates are given."""
+    return next_runs(load_comparison(str(comparison_file(folder, **changes)), list(overrides)))
 
 
 def test_the_list_has_a_command_for_each_run_that_trains_just_it(tmp_path, capsys, monkeypatch):
@@ -36,23 +36,23 @@ def test_the_list_has_a_command_for_each_run_that_trains_just_it(tmp_path, capsy
     folder.mkdir()
     rope = {"model.position": {"scheme": "rope", "base": 500}}
     variants = {"rope": rope, "theta": {"model.position": "learned_theta"}}
-    path = comparison_file(folder, variants=variants, learning_rates=[0.001, 1e-05])
+    changes = {"variants": variants, "learning_rates": [0.001, 1e-05], "tuning_seeds": [0, 3], "seeds": [1]}
+    path = comparison_file(folder, **changes)
     monkeypatch.chdir(ROOT)
-    assert call(program, path, "--list", "seeds=[0, 3]", "train.grad_clip=null") == 0
+    assert call(program, path, "--list", "train.grad_clip=null") == 0
     lines = capsys.readouterr().out.splitlines()
-    _, runs, _ = load_comparison(str(path), ["seeds=[0, 3]", "train.grad_clip=null"])
-    every = [config for some in runs.values() for config in some]
+    every = [run.config for run in planned(folder, "train.grad_clip=null", **changes)]
     assert len(lines) == len(every) == 8
     for line, config in zip(lines, every):
         python, script, file, *overrides = shlex.split(line)
         assert (python, script) == ("python", "train.py")
         assert load_config(file, overrides) == config
     assert len({config.folder for config in every}) == 8
-    every[1].folder.mkdir(parents=True)
-    (every[1].folder / "config.yaml").touch()
-    assert call(program, path, "--list", "seeds=[0, 3]", "train.grad_clip=null") == 0
+    with killed_before_step(2):
+        train(every[1])
+    assert call(program, path, "--list", "train.grad_clip=null") == 0
     assert capsys.readouterr().out.splitlines() == [lines[0], f"{lines[1]} --resume", *lines[2:]]
-    assert every[2].name == "rope-lr1e-05-seed0" and every[2].train.learning_rate == 1e-05
+    assert every[0].name == "rope-lr1e-05-seed0" and every[0].train.learning_rate == 1e-05
 
 
 def test_the_list_names_the_program_from_anywhere(tmp_path, monkeypatch):
@@ -69,15 +69,16 @@ def test_side_by_side_gives_the_same_runs(tmp_path, monkeypatch):
     changes["baseline"] = "none"
     for folder in (alone, together):
         folder.mkdir()
-    train_all(planned(alone, **changes)[0], 1, {})
-    configs, arguments = planned(together, **changes)
+    train_all(planned(alone, **changes), 1)
+    runs = planned(together, **changes)
     with killed_before_step(4):
-        train(configs[1])
-    train_all(configs, 2, arguments)
-    for config in configs:
-        one, two = (folder / "runs" / "cmp" / config.name for folder in (alone, together))
+        train(runs[1].config)
+    train_all(runs, 2)
+    for run in runs:
+        one, two = (folder / "runs" / "cmp" / run.config.name for folder in (alone, together))
         assert weights(one) == weights(two) and rows(one) == rows(two)
-    train_all(configs, 2, {})
+    monkeypatch.setattr(schedule, "TRAIN", None)
+    train_all(runs, 2)
 
 
 STAND_IN = """
@@ -93,11 +94,11 @@ def test_one_that_fails_ends_all_with_its_line(tmp_path, monkeypatch):
     """Of programs in place of train.py, which takes seconds to start."""
     (tmp_path / "stand_in.py").write_text(STAND_IN)
     monkeypatch.setattr(schedule, "TRAIN", tmp_path / "stand_in.py")
-    configs, arguments = planned(tmp_path, variants={"bad": {}, "long": {}}, baseline="bad", seeds=[0])
+    runs = planned(tmp_path, variants={"bad": {}, "long": {}}, baseline="bad", seeds=[0])
     begun, real = [], subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *given, **more: begun.append(real(*given, **more)) or begun[-1])
     with pytest.raises(InputError, match="bad-seed0: model: too large, and so on$"):
-        train_all(configs, 2, arguments)
+        train_all(runs, 2)
     assert len(begun) == 2 and all(process.poll() is not None for process in begun)
 
 
@@ -107,7 +108,7 @@ def test_a_failure_other_than_diverging_ends_all_in_one_process_too(tmp_path, mo
 
     monkeypatch.setattr(schedule, "train", fail)
     with pytest.raises(InputError, match="no room"):
-        train_all(planned(tmp_path)[0], 1, {})
+        train_all(planned(tmp_path), 1)
 
 
 def test_a_stopped_comparison_leaves_no_training_behind(tmp_path):
@@ -141,20 +142,20 @@ def test_the_threads_are_shared_out(tmp_path, monkeypatch):
     monkeypatch.setattr(schedule.subprocess, "Popen", Nothing)
     monkeypatch.setattr(schedule, "POLL_SECONDS", 0)
     monkeypatch.setenv("OMP_NUM_THREADS", "12")
-    configs, arguments = planned(tmp_path)
-    train_all(configs, 4, arguments)
+    runs = planned(tmp_path)
+    train_all(runs, 4)
     assert [threads for _, threads in given] == ["3"] * 4
-    train_all(configs, 64, arguments)
+    train_all(runs, 64)
     assert [threads for _, threads in given[4:]] == ["1"] * 4
     monkeypatch.delenv("OMP_NUM_THREADS")
     alive.clear()
-    train_all(configs, 2, arguments)
+    train_all(runs, 2)
     assert int(given[-1][1]) == max(1, os.cpu_count() // 2)
     assert alive == [1, 2, 1, 0, 1, 2, 1, 0], "four runs, two at a time"
 
 
 def test_the_progress_line_says_which_run_and_the_time_left(tmp_path, monkeypatch):
-    configs, _ = planned(tmp_path)
+    configs = [run.config for run in planned(tmp_path)]
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     progress = Progress(configs)
     assert progress.line(configs[:1]) == f"run 1 of 4: {configs[0].folder}, time left unknown"
@@ -192,5 +193,5 @@ def test_the_base_is_named_from_the_current_folder(tmp_path):
     comparison_file(tmp_path)
     values = yaml.safe_load((tmp_path / "cmp.yaml").read_text())
     path.write_text(yaml.safe_dump({**values, "base": "../base.yaml"}))
-    _, _, arguments = load_comparison(str(path), [])
-    assert Path(arguments["rope-seed0"][0]).samefile(tmp_path / "base.yaml")
+    run = next_runs(load_comparison(str(path), []))[0]
+    assert Path(run.arguments[0]).samefile(tmp_path / "base.yaml")
