@@ -37,9 +37,9 @@ def report(folder, *names, out, baseline=None):
     return commands.report([folder / name for name in names], baseline, out)
 
 
-def measured(folder, corpus_of, evaluate_with=()):
+def measured(folder, corpus_of, evaluate_with=(), context=16):
     run = open_run(folder)
-    return measuring.measure(run, read_run(run), corpus_of, dict(evaluate_with))
+    return measuring.measure(run, read_run(run), corpus_of, dict(evaluate_with), context)
 
 
 YARN = {"yarn": {"scaling": {"rope_type": "yarn", "factor": 4}}}
