@@ -23,8 +23,8 @@ INK = "#010203"  # a placeholder for the colour of the surrounding text
 UNUSED = r"""\A.*?<svg.*?> | <metadata>.*?</metadata> | <defs>\s*<style.*?</style>\s*</defs> | <!--.*?-->
     | [ ]font-family:[^;]*; | \btransform="rotate\(-0[ ][^"]*" """
 WIDTH, HEIGHT = 4.8, 3.4  # inches; small, so that letters stay readable on a phone
-LONGEST = 22  # letters of a label
-LETTER = 4.4  # points that one takes
+LONGEST = 20  # letters of a label
+LETTER = 5.0  # points that one takes
 STEP = 2.5  # points between two bars at one x
 
 
@@ -126,7 +126,7 @@ def _draw(plot: Plot) -> str:
         names = LETTER * max(len(_short(series.label)) for series in plot.series) * (len(plot.series) > 1)
         room = 1 - (8 + STEP * len(plot.series) + names) / (72 * WIDTH)  # beside the labels at the lines' ends
         aslant = 20 * (len("".join(plot.ticks or [])) > 40)  # degrees, for names that are no numbers
-        axes = figure.add_axes((0.13, 0.13 + aslant / 200, room - 0.13, 0.84 - aslant / 200))
+        axes = figure.add_axes((0.16, 0.13 + aslant / 200, room - 0.16, 0.84 - aslant / 200))
         banded = [series for series in plot.series if series.band and any(series.band)]
         for n, series in enumerate(plot.series):
             colour = INK if series.colour is None else LIGHT[series.colour % len(LIGHT)]

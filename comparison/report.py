@@ -153,7 +153,7 @@ def _chips(results: Results) -> list[str]:
     sizes = f", {shape['num_hidden_layers']} layers × {shape['hidden_size']}" if shape else ""
     counts = sorted({len(other.seeds) for other in results.summary.values()})
     tried = sorted({len(rates) for rates in results.sweep.values()})
-    how = f"the best of {_range(tried)} tried" if results.tuning_seeds else "given"
+    how = f"the best of {_range(tried)} tried" if results.tuning else "given"
     return [
         f"{len(results.sweep)} variant{'s' * (len(results.sweep) > 1)}",
         f"text: {corpus['source']}, {count(corpus['train_bytes'])} bytes",

@@ -86,7 +86,7 @@ def _context(results: Results) -> Table:
     )
     table = _by_length(results, "loss_by_context", lambda x: f"{x / results.context:g}×", "Loss by context", note)
     reach = {name: effective_context(row.loss_by_context, results.context) for name, row in _contexts(results)}
-    rows = [[*row, "n/a" if reach.get(row[0]) is None else f"{reach[row[0]].0f} tokens"] for row in table.rows]
+    rows = [[*row, "n/a" if reach.get(row[0]) is None else f"{reach[row[0]]:.0f} tokens"] for row in table.rows]
     return Table(table.title, [*table.header, "effective context"], rows, note) if reach else table
 
 
@@ -176,7 +176,7 @@ def _rates(results: Results) -> Table:
         body.append([variant, *cells.values()])
     note = (
         f"Validation loss in {results.unit}, mean over seeds"
-        + f", on the tuning half with {numbered('seed', results.tuning_seeds)}" * bool(results.tuning_seeds)
+        + f", on the tuning half with {numbered('seed', results.tuning_seeds)}" * bool(results.tuning)
         + ". All other tables use the rate of the lowest mean where the fewest seeds diverged."
     )
     return Table("Learning rates", ["variant", *(f"{rate:g}" for rate in tried)], body, note)

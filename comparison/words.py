@@ -16,7 +16,7 @@ def sentences(results: Results) -> list[str]:
     others = [row.difference for variant, row in results.summary.items() if variant != results.baseline]
     if sum(one.verdict in ("better", "worse", "equal", "undecided") for one in others) > 1:
         said.append(f"Variants are tested against `{results.baseline}`, not against each other.")
-    if results.tuning_seeds:
+    if results.tuning:
         seeds, widened = results.tuning_seeds, named(results.widened)
         said.append(
             f"Learning rates were chosen on the tuning half of the validation text, with {numbered('seed', seeds)}; "
@@ -148,7 +148,7 @@ def rates(results: Results) -> str:
 
 def _tuning(results: Results) -> list[str]:
     edge = [variant for variant in results.summary if variant in results.at_edge]
-    if not results.tuning_seeds:
+    if not results.tuning:
         return [f"Learning rates were given ({rates(results)}), none was tuned: another may change the order."]
     if len(edge) == len(results.summary):
         return ["Every best learning rate is at the edge of those tried: nothing is tuned."]

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from html import escape
+from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -22,9 +23,16 @@ addEventListener("load", () => {
     });
     return [box.left, box.right, box.height, out.map(text => text.textContent)];
   });
+  const forest = document.querySelector(".forest"), cut = forest && [...forest.querySelectorAll("th, td")].filter(
+    cell => cell.scrollWidth > cell.clientWidth + 1).map(cell => cell.textContent);
+  const places = [...document.querySelectorAll("figure svg")].map(svg => [...svg.querySelectorAll("text")].map(text => {
+    const box = text.getBoundingClientRect();
+    return [text.textContent, box.left, box.right, box.top, box.bottom];
+  }));
   const style = getComputedStyle(document.body), text = document.querySelector("figure svg text");
   document.title = JSON.stringify({
-    width: innerWidth, scroll: document.documentElement.scrollWidth, rects,
+    width: innerWidth, scroll: document.documentElement.scrollWidth, rects, cut, places,
+    bottom: forest && forest.getBoundingClientRect().bottom,
     paper: style.backgroundColor, ink: style.color, label: getComputedStyle(text).fill,
     letters: text.getBoundingClientRect().height,
   });
@@ -50,9 +58,14 @@ def look(page: str, folder: Path, width: int, dark: bool) -> dict:
 
 
 def check_layout(seen: dict, width: int) -> None:
-    """Nothing runs over the edge, no label leaves its plot, letters are of a readable size."""
+    """Nothing runs over the edge, no label leaves its plot or lies over another, letters are of a readable size."""
     assert seen["width"] == width and seen["scroll"] <= width
     for left, right, height, outside in seen["rects"]:
         assert 0 <= left < right <= width and right - left > min(width - 60, 400) and height > 200
-        assert outside == []
+        assert not outside, outside
+    for texts in seen["places"]:
+        for (one, left, right, top, bottom), (other, *box) in combinations(texts, 2):
+            across, down = min(right, box[1]) - max(left, box[0]), min(bottom, box[3]) - max(top, box[2])
+            assert across <= 1 or down <= 4, f"{one!r} over {other!r}"  # px; a line is higher than its letters
+    assert not seen["cut"]
     assert seen["letters"] >= 9

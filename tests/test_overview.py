@@ -1,0 +1,97 @@
+"""How gaps change over conditions: what is in every cell, and the arithmetic of equal time."""
+
+import math
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from browser import BROWSER, check_layout, look
+from comparison.overview import at_equal_time, differences, gaps, overview
+from comparison.results import Cost, Ratio
+from made_up import diverged, results, run
+
+NOISE = (-0.001, 0.0, 0.001)
+
+
+def condition(tokens, losses, ratios=None, **changes):
+    """Three seeds of each variant, around a final loss; ratios: times of a training step beside the baseline's."""
+    cost = {v: Cost(ratio and Ratio(ratio, ratio, ratio), None, 1.0, 1.0) for v, ratio in (ratios or {}).items()}
+    runs = {v: [run(seed, loss + noise) for seed, noise in enumerate(NOISE)] for v, loss in losses.items()}
+    return results(runs | changes.pop("runs", {}), "base", tokens=[tokens], cost=cost, **changes)
+
+
+@pytest.fixture
+def budgets():
+    ratios = {"base": 1.0, "slow": 2.0, "fast": 0.5, "wild": None}
+    small = {"base": 4.0, "slow": 3.9, "fast": 4.1, "wild": 4.5}
+    large = {"base": 3.0, "slow": 2.5, "fast": 3.005, "none": 3.5}
+    return {"small": condition(1000, small, ratios), "large": condition(4000, large, ratios, runs={"gone": [diverged(0)]})}
+
+
+def test_a_cell_has_difference_interval_and_verdict_or_says_why_not(budgets):
+    rows = {name: cells for name, *cells in differences(budgets).rows}
+    assert rows["base"] == ["baseline: 4.000", "baseline: 3.000"]
+    assert rows["none"] == ["n/a", "+0.500 (+0.500 to +0.500) worse"] and rows["gone"] == ["n/a", "diverged"]
+    assert rows["fast"][1] == "+0.005 (+0.005 to +0.005) equal within 0.02"
+
+
+def test_the_loss_at_equal_time_lies_between_the_budgets_in_log_tokens(budgets):
+    """slow trains on 2,000 tokens while base trains on 4,000: half way from 1,000 in the logarithm; fast on 8,000, which
+    nobody tried, and on 2,000 while base trains on 1,000."""
+    rows = {name: cells for name, *cells in at_equal_time(budgets).rows}
+    assert math.log(2) / math.log(4) == 0.5
+    assert rows["slow"] == ["n/a", "3.200 (+0.200)"], "3.9 and 2.5 in the middle, beside 3.0"
+    assert rows["fast"] == ["3.553 (-0.447)", "n/a"]
+    assert rows["wild"] == rows["none"] == rows["gone"] == ["n/a", "n/a"]
+    assert rows["base"] == ["4.000 (+0.000)", "3.000 (+0.000)"]
+
+
+def test_other_texts_and_unknown_costs_have_no_equal_time(budgets):
+    other = {**budgets, "large": replace(budgets["large"], corpus={**budgets["large"].corpus, "hash": "other"})}
+    assert not at_equal_time(other).rows
+    assert not at_equal_time({name: replace(one, cost={}) for name, one in budgets.items()}).rows
+    assert "At equal time" not in overview(other)[1] and "At equal time" in overview(budgets)[1]
+
+
+def test_the_answer_says_what_holds_under_every_condition(budgets):
+    html, text, files = overview(budgets)
+    assert (
+        "**Better than `base` beyond the noise under every condition: `slow`; not the same everywhere, or undecided: "
+        "`fast`, `wild`, `none` and `gone`.**" in text
+    )
+    assert text.count("One text") == 0 and "Learning rates were given" in text
+    assert "![Difference to base by condition](gaps.svg)" in text and "<h2>At equal time</h2>" in html
+    ElementTree.fromstring(files["gaps.svg"])
+    ElementTree.fromstring(html.removeprefix("<!DOCTYPE html>\n"))
+
+
+def test_a_line_is_broken_where_a_variant_is_missing(budgets):
+    lines = {line.label: line for line in gaps(budgets).series}
+    assert [x for x, _ in lines["none"].points] == [0, 1] and lines["none"].points[0][1] is None
+    assert lines["slow"].points[1][1] == pytest.approx(-0.5) and len(lines["slow"].band) == 2
+    many = condition(10, {"base": 3.0, **{f"v{n:02}": 3.0 + n / 10 for n in range(20)}})
+    assert [line.label for line in gaps({"a": many, "b": many}).series] == [
+        "v00", "v01", "v02", "v03", "v04", "v05", "v18", "v19"
+    ]  # fmt: skip
+
+
+def test_tasks_are_compared_by_the_seeds_that_learned():
+    def task(**right):
+        runs = {
+            v: [run(seed, 3.0, exact_match=[(4, float(seed < n))]) for seed in range(10)] for v, n in right.items()
+        }
+        return results(runs, "base")
+
+    both = {"copy": task(base=0, none=10), "recall": task(base=5, none=10)}
+    assert [cells for cells in differences(both).rows] == [
+        ["base", "0 of 10 seeds baseline", "5 of 10 seeds baseline"],
+        ["none", "10 of 10 seeds better", "10 of 10 seeds better"],
+    ]
+    (base, none) = gaps(both).series
+    assert base.points == [(0, 0.0), (1, 50.0)] and none.band[0] == (pytest.approx(69.15, abs=0.01), 100.0)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+def test_a_browser_shows_the_overview_on_a_phone(budgets, tmp_path):
+    check_layout(look(overview(budgets)[0], tmp_path, 390, dark=False), 390)

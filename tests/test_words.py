@@ -1,0 +1,133 @@
+"""What a comparison says of itself: the answer, and what weakens it most."""
+
+from math import comb
+from random import Random
+
+import pytest
+
+from comparison.results import Cost, Ratio
+from comparison.tables import tables
+from comparison.words import caveats, learned_verdicts, lost_seeds, named, sentences
+from made_up import diverged, results, run, trial
+
+
+def shifted(**shifts):
+    """Three seeds of each variant, that far from the baseline's 3 nats, with little noise."""
+    return {
+        variant: [run(seed, 3.0 + shift + noise) for seed, noise in enumerate((-0.001, 0.0, 0.001))]
+        for variant, shift in {"base": 0.0, **shifts}.items()
+    }
+
+
+def test_the_answer_names_the_lowest_loss_and_every_verdict():
+    found = results(shifted(none=0.4, far=-0.1, ahead=-0.2, near=0.003), "base")
+    assert sentences(found)[0] == (
+        "`ahead` has the lowest mean loss, 0.200 nats per token below `base`, beyond the noise; better beyond the noise "
+        "too: `far`; equal to `base` within 0.02: `near`; worse beyond the noise: `none`."
+    )
+
+
+def test_the_answer_says_what_to_keep_when_nothing_is_better():
+    runs = shifted(none=0.4)
+    runs["open"] = [run(seed, 3.0 + shift) for seed, shift in enumerate((-0.2, 0.0, 0.1))]
+    assert sentences(results(runs, "base"))[0] == (
+        "`open` has the lowest mean loss, 0.033 nats per token below `base`, which decides nothing yet; worse beyond "
+        "the noise: `none`; nothing is better beyond the noise: keep `base`."
+    )
+    few = results(trial(Random(3), {"none": 5.0}, seeds=2), "base")
+    said = sentences(few)
+    assert said[0].endswith("; too few seeds to tell: `none`; nothing is better beyond the noise: keep `base`.")
+    assert said[1].startswith("With fewer than 3 shared seeds the noise is unknown")
+    alone = results({"none": [run(0, 3.0)]}, "none")
+    assert sentences(alone)[0] == "`none` ends at 3.0000 nats per token: there is nothing to compare it with."
+
+
+def test_what_is_not_compared_is_never_the_answer():
+    found = results(shifted(longer=-0.5, near=0.003), "base", apart={"longer": "trained with a context of 64 tokens"})
+    said = sentences(found)
+    assert said[0].startswith("`base` has the lowest mean loss, 3.0000 nats per token; equal")
+    assert any("`longer` (trained with a context of 64 tokens)" in line for line in said[1:])
+
+
+def test_caveats_come_with_the_strongest_first():
+    """Each of these is there at once, and the weaker ones come up as the stronger are taken away."""
+    runs = shifted(other=0.1, lost=0.1) | {"gone": [diverged(0)]}
+    runs["base"].append(diverged(9))
+    runs["lost"] = [*runs["lost"][:2], diverged(2), diverged(7, rate=0.5)]
+    found = results(runs, "base", apart={"other": "trained on 5 tokens"})
+    order = ["The baseline `base` diverged with seed 9", "With fewer than 3 shared seeds", "Learning rates were given",
+             "Seeds diverged with `lost`", "Every run diverged with `gone`", "Not compared with `base`",
+             "One text, one model size, 4k tokens"]  # fmt: skip
+    said = caveats(found)
+    assert len(said) == len(order) and all(map(str.startswith, said, order))
+    assert lost_seeds(found, "lost") == [2], "not the one that diverged at another rate"
+
+
+@pytest.mark.parametrize(
+    ("edge", "expected"),
+    [(["base", "none"], "Every best learning rate is at the edge"), (["none"], "Best at the edge of"), ([], "One text")],
+)
+def test_a_rate_at_the_edge_is_told_in_one_sentence(edge, expected):
+    runs = shifted(none=0.1)
+    found = results(runs, "base", tuning=runs, at_edge=edge, widened=["base"])
+    assert caveats(found)[0].startswith(expected)
+    assert sum("edge" in line for line in sentences(found)) == bool(edge)
+    (tuned,) = [line for line in sentences(found) if "tuning half" in line]
+    assert "with seeds 0, 1, 2" in tuned and tuned.endswith("The range was widened for `base`.")
+
+
+def test_of_many_names_the_first_and_a_count_are_said():
+    assert named("a") == "`a`" and named("ab") == "`a` and `b`" and named("abc") == "`a`, `b` and `c`"
+    assert named("abcdef") == "`a`, `b`, `c` and 3 more"
+
+
+def learner(right, of=10):
+    return [run(seed, 3.0, exact_match=[(4, 1.0 if seed < right else 0.2), (8, 0.0)]) for seed in range(of)]
+
+
+def test_of_a_task_the_answer_is_the_share_of_seeds_that_learned():
+    """Fisher by hand: of all ways to draw 13 learned ones from 20, those as rare as 10 and 3: p 0.0031; 4 in 10 no."""
+    found = results({"base": learner(3), "none": learner(10), "some": learner(4)}, "base")
+    assert 2 * comb(10, 3) / comb(20, 13) == pytest.approx(0.0031, abs=1e-4)
+    assert learned_verdicts(found) == {"none": "better", "some": "undecided"}
+    assert sentences(found)[0] == (
+        "Length 4, the longest trained, was learned by 10 of 10 seeds with `none`; by 3 of 10 with the baseline `base`; "
+        "more often than `base` beyond the noise: `none`; undecided: `some`."
+    )
+    assert learned_verdicts(results({"base": learner(10), "none": learner(3)}, "base")) == {"none": "worse"}
+    nobody = results({"base": learner(0), "none": learner(0)}, "base")
+    assert sentences(nobody)[0].startswith("No variant learned length 4")
+
+
+def cells(found, title, row):
+    (table,) = [table for table in tables(found) if table.title == title]
+    return dict(zip(table.header, next(cells for cells in table.rows if cells[0] == row)))
+
+
+def test_the_table_of_losses_says_until_when_a_variant_is_behind():
+    def curve(seed, *losses):
+        return [(1000 * step, loss + 0.01 * seed) for step, loss in enumerate(losses, start=1)]
+
+    base = [run(seed, 2.0, curve=curve(seed, 4.0, 3.0, 2.0)) for seed in range(3)]
+    late = [run(seed, 2.0, curve=curve(seed, 5.0 + 0.1 * seed, 4.0 + 0.1 * seed, 2.0)) for seed in range(3)]
+    slow = [run(seed, 2.9, curve=curve(seed, 5.0, 4.0, 2.9 + 0.001 * seed)) for seed in range(3)]
+    late[0].curve.insert(1, (1500, 0.1))  # an evaluation that the others don't have
+    found = results({"base": base, "late": late, "slow": slow, "same": base}, "base")
+    until = {variant: cells(found, "Losses", variant)["behind until"] for variant in found.summary}
+    assert until == {"base": "—", "late": "2k", "slow": "the end (base by 3k)", "same": "never"}
+
+
+def test_costs_that_scatter_or_were_not_measured_are_no_numbers():
+    cost = {"base": Cost(Ratio(1.0, 1.0, 1.0), None, 7000.4, 300.0), "far": Cost(Ratio(1.25, 1.2, 1.3), None, 6000.0, 9)}
+    found = results(shifted(far=0.1, more=0.1), "base", cost=cost)
+    assert list(cells(found, "Cost", "far").values())[3:] == ["1.25× (1.20 to 1.30)", "scatters", "6,000", "9"]
+    assert list(cells(found, "Cost", "more").values())[3:] == ["not measured", "not measured", "—", "—"]
+
+
+def test_learning_rates_have_a_column_each():
+    runs = shifted(far=0.1)
+    tuning = {variant: [run(5, 9.0, 0.1), diverged(6, 0.1), run(5, 3.5)] for variant in runs}
+    found = results(runs, "base", tuning=tuning)
+    assert cells(found, "Learning rates", "far") == {
+        "variant": "far", "0.001": "3.5000 (used)", "0.1": "9.0000 (seed 6 diverged)"
+    }  # fmt: skip
