@@ -126,7 +126,7 @@ def _draw(plot: Plot) -> str:
         names = LETTER * max(len(_short(series.label)) for series in plot.series) * (len(plot.series) > 1)
         room = 1 - (8 + STEP * len(plot.series) + names) / (72 * WIDTH)  # beside the labels at the lines' ends
         aslant = 20 * (len("".join(plot.ticks or [])) > 40)  # degrees, for names that are no numbers
-        axes = figure.add_axes((0.16, 0.13 + aslant / 200, room - 0.16, 0.84 - aslant / 200))
+        axes = figure.add_axes((0.16, 0.13 + aslant / 200, room - 0.16, 0.81 - aslant / 200))
         banded = [series for series in plot.series if series.band and any(series.band)]
         for n, series in enumerate(plot.series):
             colour = INK if series.colour is None else LIGHT[series.colour % len(LIGHT)]
@@ -205,7 +205,14 @@ def _label_ends(plot: Plot, figure: Figure, axes) -> None:
         aside = axes.get_xaxis_transform() + _points(figure, 8 + STEP * len(plot.series))
         for (y, series), at in zip(some, places):
             colour = INK if series.colour is None else LIGHT[series.colour % len(LIGHT)]
-            line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 1, "shrinkB": 2}
+            line = {
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.5,
+                "shrinkA": 1,
+                "shrinkB": 2,
+                "relpos": (0, 0.5),
+            }
             axes.annotate(
                 _short(series.label), (x, y), (x, at), textcoords=aside, color=colour, fontsize=8, va="center", arrowprops=line,
                 annotation_clip=False,

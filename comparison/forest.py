@@ -108,9 +108,9 @@ def _of_shares(results: Results) -> Forest:
     for variant in sorted(results.summary, key=lambda variant: -_share(shares.get(variant))):
         at, row, base = shares.get(variant), results.summary[variant], variant == results.baseline
         said = "n/a" if at is None else "baseline" if base else verdicts[variant]
-        far = next((f"{one.count} of {one.n}" for one in row.learned if one.x == longest), "n/a")
+        far = next((f"{one.count}/{one.n}" for one in row.learned if one.x == longest), "n/a")
         found = (None, None, None) if at is None else (100 * at.count / at.n, 100 * at.low, 100 * at.high)
-        cells = ["n/a" if at is None else f"{at.count} of {at.n}", *[far] * (longest > own.x)]
+        cells = ["n/a" if at is None else f"{at.count}/{at.n}", *[far] * (longest > own.x)]
         cells.append(_number(row.val_loss.mean, ".3f"))
         words = {"better": "more seeds", "worse": "fewer seeds"}.get(said, said)
         rows.append(Row(variant, *found, COLOURS.get(said, GREY), cells, words))

@@ -98,8 +98,7 @@ def _scheme_metrics(results: Results) -> list[Plot]:
     for name, metric in metrics.items():
         series = _lines(results, lambda row: getattr(row.scheme_metrics.get(name), "largest", []))
         entries = _lines(results, lambda row: getattr(row.scheme_metrics.get(name), "at_end", []))
-        ends = ", ".join(f"{line.label} {line.points[-1][1]:.2g}" for line in series)
-        y, said = f"{name} ({metric.words})", f"Largest entry of {name}, {metric.words}; {BAND}. At the end: {ends}."
+        y, said = f"{name} ({metric.words})", f"Largest entry of {name}, {metric.words}; {BAND}."
         made.append(Plot(f"{name}-largest", f"{name} during training", "training tokens", y, said, series))
         if any(len(line.points) > 1 for line in entries):
             said = f"Each entry of {name}, {metric.words}, at the end of training; {BAND}."

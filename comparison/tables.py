@@ -45,11 +45,11 @@ def _main(results: Results) -> Table:
             compared = ["—", "—", "—", "—", "baseline"]
         lost = ", ".join(map(str, lost_seeds(results, variant)))
         seeds = ", ".join(map(str, row.seeds)) + f" ({lost} diverged)" * bool(lost)
-        own = [_behind(results, variant), seeds, plus_minus(row.val_bits_per_byte)]
+        own = [seeds, _behind(results, variant), plus_minus(row.val_bits_per_byte)]
         body.append([variant, plus_minus(row.val_loss), *compared, *own])
     body += [[lost, *["—"] * 5, "diverged", *["—"] * 3] for lost in results.diverged if lost not in results.summary]
     header = ["variant", f"validation loss ({results.unit})", f"difference to {baseline}", "95 % interval"]
-    header += ["p (no difference)", "p (not equal)", "verdict", "behind until", "seeds", "bits per byte"]
+    header += ["p (no difference)", "p (not equal)", "verdict", "seeds", "behind until", "bits per byte"]
     note = (
         "± is the standard deviation from seed to seed. Differences are paired by seed; intervals are 95 % t-intervals "
         "of their mean, not corrected. p (no difference): paired t-test, two-sided; p (not equal): two one-sided tests "
@@ -147,19 +147,21 @@ def _ratio(ratio: Ratio | None) -> str:
 
 
 def _inside(results: Results) -> Table:
-    body = []
+    body, metrics = [], {n: m.words for row in results.summary.values() for n, m in row.scheme_metrics.items()}
     for variant, row in results.summary.items():
         start, end, norms = row.embedding_rms["start"], row.embedding_rms["end"], [at.mean for at in row.grad_norm]
         logit = max(map(max, row.attention.largest_logit)) if row.attention else None
         sizes = [start.tokens, start.position, end.tokens, end.position, logit]
         sizes += [max(norms), norms[-1]] if norms else [None, None]
-        body.append([variant, *("—" if size is None else f"{size:.3g}" for size in sizes)])
+        ends = [(own := row.scheme_metrics.get(name)) and own.largest and own.largest[-1].mean for name in metrics]
+        body.append([variant, *("—" if size is None or size == [] else f"{size:.3g}" for size in [*sizes, *ends])])
     header = ["tokens at the start", "positions at the start", "tokens at the end", "positions at the end"]
     header += ["largest attention logit", "largest gradient norm", "last gradient norm"]
+    header += [f"{name} ({words})" for name, words in metrics.items()]
     note = (
         "Tokens, positions: root mean square of the token embeddings and of what the scheme adds to them, of the "
         "first seed. Logits: after 1/√d and bias, on validation text, of the first seed. Gradient norm: before "
-        "clipping, mean over seeds."
+        "clipping, mean over seeds. What a scheme logs of itself: the largest entry at the end, mean over seeds."
     )
     return Table("Inside the model", ["variant", *header], body, note)
 

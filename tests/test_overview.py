@@ -26,7 +26,10 @@ def budgets():
     ratios = {"base": 1.0, "slow": 2.0, "fast": 0.5, "wild": None}
     small = {"base": 4.0, "slow": 3.9, "fast": 4.1, "wild": 4.5}
     large = {"base": 3.0, "slow": 2.5, "fast": 3.005, "none": 3.5}
-    return {"small": condition(1000, small, ratios), "large": condition(4000, large, ratios, runs={"gone": [diverged(0)]})}
+    return {
+        "small": condition(1000, small, ratios),
+        "large": condition(4000, large, ratios, runs={"gone": [diverged(0)]}),
+    }
 
 
 def test_a_cell_has_difference_interval_and_verdict_or_says_why_not(budgets):
@@ -78,9 +81,7 @@ def test_a_line_is_broken_where_a_variant_is_missing(budgets):
 
 def test_tasks_are_compared_by_the_seeds_that_learned():
     def task(**right):
-        runs = {
-            v: [run(seed, 3.0, exact_match=[(4, float(seed < n))]) for seed in range(10)] for v, n in right.items()
-        }
+        runs = {v: [run(seed, 3.0, exact_match=[(4, float(seed < n))]) for seed in range(10)] for v, n in right.items()}
         return results(runs, "base")
 
     both = {"copy": task(base=0, none=10), "recall": task(base=5, none=10)}

@@ -57,19 +57,19 @@ def test_no_two_elements_share_an_id_and_all_that_are_named_exist(page):
 
 
 def test_every_plot_has_labels_with_units_and_a_text_alternative(found, page):
-    root, shown = ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n")), plots(found)
+    root, every = ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n")), plots(found)
     drawn = root.findall(f".//figure/{SVG}svg")
     names = "exact loss context position difference speed-largest speed-at-end wind-largest gradient attention-0"
-    assert [plot.name for plot in shown][:10] == names.split() and len(drawn) == len(shown)
-    for plot, svg in zip(shown, drawn):
-        title, words = svg.find(f"{SVG}title"), svg.find(f"{SVG}desc")
-        assert svg.get("role") == "img"
-        assert svg.get("aria-labelledby").split() == [title.get("id"), words.get("id")]
+    assert [plot.name for plot in every][:10] == names.split() and len(drawn) == len(every)
+    for plot, picture in zip(every, drawn):
+        title, words = picture.find(f"{SVG}title"), picture.find(f"{SVG}desc")
+        assert picture.get("role") == "img"
+        assert picture.get("aria-labelledby").split() == [title.get("id"), words.get("id")]
         assert (title.text, words.text) == (plot.title, plot.description)
-        text = [element.text for element in svg.iter(f"{SVG}text")]
+        text = [element.text for element in picture.iter(f"{SVG}text")]
         assert plot.x in text and plot.y in text
         assert re.search(r"\(.+\)|tokens|index", plot.x) and re.search(r"\(.+\)", plot.y)
-    for figure, plot in zip(root.findall(".//figure"), shown):
+    for figure, plot in zip(root.findall(".//figure"), every):
         cells = [cell.text for cell in figure.findall("details//td")]
         assert len(cells) >= sum(len(series.points) for series in plot.series if not plot.table)
         assert figure.find("figcaption").text == plot.description
@@ -108,6 +108,9 @@ def test_markdown_has_the_words_and_every_table(found):
         rows = text[text.index(f"## {title}\n\n") :].split("\n\n")[1].splitlines()
         assert len({line.count("|") for line in rows}) == 1 and len(rows) > 4
     assert "| far + yarn | 3.000 ± 0.000 | 2.900 ± 0.000 | 2.800 ± 0.000 | 16 tokens |" in text
+    inside = text[text.index("## Inside the model") :].splitlines()
+    assert inside[2].endswith("| speed (in knots) | wind (a number) |") and inside[5].endswith("| 0.32 | 7 |")
+    assert inside[4].endswith("| — | — |")
     assert "| far | 5 of 5 (48% to 100%) | 0 of 5 (0% to 52%) |" in text
 
 
@@ -116,9 +119,9 @@ def places(found, name):
     rows = ElementTree.fromstring(table(forest(found))).iter("tr")
     row = next(row for row in rows if [cell.text for cell in row.findall("th")] == [name])
     marks = {element.tag: element.items() for element in row.find("td/svg")}
-    return {tag: {key: float(text[:-1]) for key, text in items if text.endswith("%")} for tag, items in marks.items()}, [
-        cell.text for cell in row.findall("td")[1:]
-    ]
+    return {
+        tag: {key: float(text[:-1]) for key, text in items if text.endswith("%")} for tag, items in marks.items()
+    }, [cell.text for cell in row.findall("td")[1:]]
 
 
 def shifted(**shifts):
@@ -180,7 +183,7 @@ def test_the_forest_of_a_task_shows_shares_of_seeds():
         ("all", 100, "more seeds"), ("some", 40, "undecided"), ("base", 0, "baseline")
     ]  # fmt: skip
     assert (plot.rows[0].low, plot.rows[0].high) == (pytest.approx(69.15, abs=0.01), 100)
-    assert plot.rows[0].cells == ["10 of 10", "0 of 10", "3.000"] and plot.band is None
+    assert plot.rows[0].cells == ["10/10", "0/10", "3.000"] and plot.band is None
 
 
 def test_of_many_variants_the_baseline_the_lowest_and_the_two_highest_are_drawn():

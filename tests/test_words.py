@@ -65,7 +65,11 @@ def test_caveats_come_with_the_strongest_first():
 
 @pytest.mark.parametrize(
     ("edge", "expected"),
-    [(["base", "none"], "Every best learning rate is at the edge"), (["none"], "Best at the edge of"), ([], "One text")],
+    [
+        (["base", "none"], "Every best learning rate is at the edge"),
+        (["none"], "Best at the edge of"),
+        ([], "One text"),
+    ],
 )
 def test_a_rate_at_the_edge_is_told_in_one_sentence(edge, expected):
     runs = shifted(none=0.1)
@@ -118,7 +122,10 @@ def test_the_table_of_losses_says_until_when_a_variant_is_behind():
 
 
 def test_costs_that_scatter_or_were_not_measured_are_no_numbers():
-    cost = {"base": Cost(Ratio(1.0, 1.0, 1.0), None, 7000.4, 300.0), "far": Cost(Ratio(1.25, 1.2, 1.3), None, 6000.0, 9)}
+    cost = {
+        "base": Cost(Ratio(1.0, 1.0, 1.0), None, 7000.4, 300.0),
+        "far": Cost(Ratio(1.25, 1.2, 1.3), None, 6000.0, 9),
+    }
     found = results(shifted(far=0.1, more=0.1), "base", cost=cost)
     assert list(cells(found, "Cost", "far").values())[3:] == ["1.25× (1.20 to 1.30)", "scatters", "6,000", "9"]
     assert list(cells(found, "Cost", "more").values())[3:] == ["not measured", "not measured", "—", "—"]
