@@ -153,8 +153,9 @@ def _inside(results: Results) -> Table:
         logit = max(map(max, row.attention.largest_logit)) if row.attention else None
         sizes = [start.tokens, start.position, end.tokens, end.position, logit]
         sizes += [max(norms), norms[-1]] if norms else [None, None]
-        ends = [(own := row.scheme_metrics.get(name)) and own.largest and own.largest[-1].mean for name in metrics]
-        body.append([variant, *("—" if size is None or size == [] else f"{size:.3g}" for size in [*sizes, *ends])])
+        logged = [getattr(row.scheme_metrics.get(name), "largest", []) for name in metrics]
+        sizes += [points[-1].mean if points else None for points in logged]
+        body.append([variant, *("—" if size is None else f"{size:.3g}" for size in sizes)])
     header = ["tokens at the start", "positions at the start", "tokens at the end", "positions at the end"]
     header += ["largest attention logit", "largest gradient norm", "last gradient norm"]
     header += [f"{name} ({words})" for name, words in metrics.items()]
