@@ -107,7 +107,7 @@ def _of_shares(results: Results) -> Forest:
     longest = max(lengths)
     for variant in sorted(results.summary, key=lambda variant: -_share(shares.get(variant))):
         at, row, base = shares.get(variant), results.summary[variant], variant == results.baseline
-        said = "n/a" if at is None else "baseline" if base else verdicts[variant]
+        said = "n/a" if at is None else "baseline" if base else verdicts.get(variant, "not compared")
         far = next((f"{one.count}/{one.n}" for one in row.learned if one.x == longest), "n/a")
         found = (None, None, None) if at is None else (100 * at.count / at.n, 100 * at.low, 100 * at.high)
         cells = ["n/a" if at is None else f"{at.count}/{at.n}", *[far] * (longest > own.x)]

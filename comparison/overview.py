@@ -90,7 +90,8 @@ def differences(results: dict[str, Results]) -> Table:
             return "diverged" if variant in one.diverged else "n/a"
         numbers, base = row.difference, variant == one.baseline
         if share := learned(one).get(variant):
-            return f"{share.count} of {share.n} seeds {'baseline' if base else _verdict(one, variant)}"
+            said = "baseline" if base else _verdict(one, variant) or "not compared"
+            return f"{share.count} of {share.n} seeds, {said}"
         if base:
             return f"baseline: {row.val_loss.mean:.3f}"
         around = "" if numbers.low is None else f" ({interval(numbers, 3)})"

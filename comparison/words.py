@@ -77,7 +77,7 @@ def learned_verdicts(results: Results) -> dict[str, str]:
     from scipy.stats import fisher_exact
 
     shares = learned(results)
-    table = {variant: (at.count, at.n - at.count) for variant, at in shares.items()}
+    table = {v: (at.count, at.n - at.count) for v, at in shares.items() if not results.summary[v].difference.apart}
     own = table.pop(results.baseline)
     p_values = holm({variant: float(fisher_exact([row, own]).pvalue) for variant, row in table.items()})
     found = {}
@@ -90,16 +90,15 @@ def learned_verdicts(results: Results) -> dict[str, str]:
 def learned_answer(results: Results) -> str:
     """Which variants learned the task in most seeds."""
     shares, baseline = learned(results), results.baseline
-    most = max(at.count / at.n for at in shares.values())
-    best = [variant for variant, at in shares.items() if at.count / at.n == most]
-    own, x = shares[baseline], shares[baseline].x
+    own, x, verdicts = shares[baseline], shares[baseline].x, learned_verdicts(results)
+    most = max(shares[v].count / shares[v].n for v in (baseline, *verdicts))
+    best = [v for v in (baseline, *verdicts) if shares[v].count / shares[v].n == most]
     of = " or ".join(sorted({f"{shares[v].count} of {shares[v].n}" for v in best}))
     parts = [f"Length {x}, the longest trained, was learned by {of} seeds with {named(best)}"]
     if not most:
         return f"No variant learned length {x}, the longest trained, with any seed: the task tells nothing here."
     if baseline not in best:
         parts.append(f"by {own.count} of {own.n} with the baseline `{baseline}`")
-    verdicts = learned_verdicts(results)
     for words, kind in ((f"more often than `{baseline}` {NOISE}", "better"), (f"less often {NOISE}", "worse"),
                         ("undecided", "undecided")):  # fmt: skip
         if some := [variant for variant in verdicts if verdicts[variant] == kind]:

@@ -86,9 +86,11 @@ def test_tasks_are_compared_by_the_seeds_that_learned():
 
     both = {"copy": task(base=0, none=10), "recall": task(base=5, none=10)}
     assert [cells for cells in differences(both).rows] == [
-        ["base", "0 of 10 seeds baseline", "5 of 10 seeds baseline"],
-        ["none", "10 of 10 seeds better", "10 of 10 seeds better"],
+        ["base", "0 of 10 seeds, baseline", "5 of 10 seeds, baseline"],
+        ["none", "10 of 10 seeds, better", "10 of 10 seeds, better"],
     ]
+    text = condition(10, {"base": 3.0, "none": 4.0})
+    assert gaps({**both, "text": text}).series[0].points == [(0, None), (1, None), (2, pytest.approx(1.0))]
     (base, none) = gaps(both).series
     assert base.points == [(0, 0.0), (1, 50.0)] and none.band[0] == (pytest.approx(69.15, abs=0.01), 100.0)
 

@@ -197,6 +197,8 @@ def test_of_many_variants_the_baseline_the_lowest_and_the_two_highest_are_drawn(
 
 def test_uniform_attention_by_hand():
     """Queries 0, 1 and 2 give distance 0 a share of 1, 1/2 and 1/3."""
+    line = plots(results({"base": [run(0, 3.0)]}, "base"))[-1].series[-1]
+    assert line.label == "uniform" and sum(y for _, y in line.points) == pytest.approx(100)
     assert uniform([(0, 0), (1, 2)]) == pytest.approx([(1 + 1 / 2 + 1 / 3) / 3, (1 / 2 + 2 / 3) / 3])
     assert sum(uniform([(0, 0), (1, 1), (2, 2), (3, 4), (5, 6)])) == pytest.approx(1)
 

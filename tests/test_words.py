@@ -99,6 +99,8 @@ def test_of_a_task_the_answer_is_the_share_of_seeds_that_learned():
         "more often than `base` beyond the noise: `none`; undecided: `some`."
     )
     assert learned_verdicts(results({"base": learner(10), "none": learner(3)}, "base")) == {"none": "worse"}
+    apart = results({"base": learner(3), "longer": learner(10)}, "base", apart={"longer": "trained on 5 tokens"})
+    assert learned_verdicts(apart) == {} and "by 3 of 10 seeds with `base`" in sentences(apart)[0]
     nobody = results({"base": learner(0), "none": learner(0)}, "base")
     assert sentences(nobody)[0].startswith("No variant learned length 4")
 
@@ -116,9 +118,10 @@ def test_the_table_of_losses_says_until_when_a_variant_is_behind():
     late = [run(seed, 2.0, curve=curve(seed, 5.0 + 0.1 * seed, 4.0 + 0.1 * seed, 2.0)) for seed in range(3)]
     slow = [run(seed, 2.9, curve=curve(seed, 5.0, 4.0, 2.9 + 0.001 * seed)) for seed in range(3)]
     late[0].curve.insert(1, (1500, 0.1))  # an evaluation that the others don't have
-    found = results({"base": base, "late": late, "slow": slow, "same": base}, "base")
+    vague = [run(seed, 2.0, curve=curve(seed, 4.0 + (1, -1, 0.1)[seed], 3.0, 2.0)) for seed in range(3)]
+    found = results({"base": base, "late": late, "slow": slow, "same": base, "vague": vague}, "base")
     until = {variant: cells(found, "Losses", variant)["behind until"] for variant in found.summary}
-    assert until == {"base": "—", "late": "2k", "slow": "the end (base by 3k)", "same": "never"}
+    assert until == {"base": "—", "late": "2k", "slow": "the end (base by 3k)", "same": "never", "vague": "never"}
 
 
 def test_costs_that_scatter_or_were_not_measured_are_no_numbers():
