@@ -95,7 +95,7 @@ def _of_differences(results: Results) -> Forest:
     room = 0.06 * (max(ends) - min(ends))
     start, end = min(ends) - room, max(ends) + room
     ticks = {x: f"{x:+g}" if x else "0" for x in _ticks(start, end)}
-    title, axis = f"Difference to {results.baseline}", f"difference to {results.baseline} in {results.unit}"
+    title, axis = f"Difference to {results.baseline}", f"difference to {_short(results.baseline)} in {results.unit}"
     columns = ["difference", "loss"] + [f"loss at {longest / results.context:g}×"] * far
     return Forest(title, axis, columns, rows, start, end, ticks, 0.0, (-margin, margin))
 
@@ -174,9 +174,8 @@ def svg(plot: Forest) -> str:
     left = 12 + LETTER * max(map(len, [*names, "variant"]))
     cells = [left + BAR + 12 + CELL * (n + 1) for n in range(len(plot.columns))]
     said = cells[-1] + 20
-    size = f"{said + VERDICT} {ROW * (len(names) + 2) + 24}"
-    parts = [f'<text x="{left + BAR / 2}" y="17" text-anchor="middle" font-weight="600">{escape(plot.axis)}</text>']
-    parts += [_text(4, 17, "variant", 'font-weight="600"'), _text(said, 17, "verdict", 'font-weight="600"')]
+    size = f"{said + VERDICT} {ROW * (len(names) + 3)}"
+    parts = [_text(4, 17, "variant", 'font-weight="600"'), _text(said, 17, "verdict", 'font-weight="600"')]
     heads = zip(cells, plot.columns)
     parts += [_text(x, 17, name, 'text-anchor="end" font-weight="600"') for x, name in heads]
     for n, (name, row) in enumerate(zip(names, plot.rows), 1):
@@ -188,7 +187,8 @@ def svg(plot: Forest) -> str:
     ticks = "".join(
         f'<text x="{plot.place(x)}" y="16" text-anchor="middle">{escape(said)}</text>' for x, said in plot.ticks.items()
     )
-    parts.append(f'<svg x="{left}" y="{y}" width="{BAR}" height="{ROW}">{ticks}</svg>')
+    parts.append(f'<svg x="{left}" y="{y}" width="{BAR}" height="{ROW}" overflow="visible">{ticks}</svg>')
+    parts.append(_text(left + BAR / 2, y + 38, plot.axis, 'text-anchor="middle"'))
     words = escape("; ".join(f"{row.name}: {_in_words(row)}" for row in plot.rows))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" role="img" font-size="13" fill="currentColor" '

@@ -28,7 +28,7 @@ p { margin: 0.5rem 0; }
 .chips li { background: var(--soft); border-radius: 0.8rem; padding: 0.1rem 0.6rem; font-size: 0.8125rem; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 30rem), 1fr)); gap: 1.5rem; }
 figure { margin: 0; min-width: 0; }
-figure svg { width: 100%; height: auto; max-width: 40rem; display: block; }
+figure > svg { width: 100%; height: auto; max-width: 40rem; display: block; }
 figcaption, .note, footer { font-size: 0.875rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: tabular-nums; }

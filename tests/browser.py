@@ -14,7 +14,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 # What the browser finds, written into the page by a script that only the test adds.
 LOOK = """<script>
 addEventListener("load", () => {
-  const rects = [...document.querySelectorAll("figure svg")].map(svg => {
+  const rects = [...document.querySelectorAll("figure > svg")].map(svg => {
     const box = svg.getBoundingClientRect();
     const out = [...svg.querySelectorAll("text")].filter(text => {
       const inner = text.getBoundingClientRect();
@@ -25,11 +25,11 @@ addEventListener("load", () => {
   });
   const forest = document.querySelector(".forest"), cut = forest && [...forest.querySelectorAll("th, td")].filter(
     cell => cell.scrollWidth > cell.clientWidth + 1).map(cell => cell.textContent);
-  const places = [...document.querySelectorAll("figure svg")].map(svg => [...svg.querySelectorAll("text")].map(text => {
+  const places = [...document.querySelectorAll("figure > svg")].map(svg => [...svg.querySelectorAll("text")].map(text => {
     const box = text.getBoundingClientRect();
     return [text.textContent, box.left, box.right, box.top, box.bottom];
   }));
-  const style = getComputedStyle(document.body), text = document.querySelector("figure svg text");
+  const style = getComputedStyle(document.body), text = document.querySelector("figure > svg text");
   document.title = JSON.stringify({
     width: innerWidth, scroll: document.documentElement.scrollWidth, rects, cut, places,
     bottom: forest && forest.getBoundingClientRect().bottom,

@@ -12,6 +12,7 @@ from comparison.drawing import DARK, GREY, LIGHT, Plot, Series, svg_file
 from comparison.forest import forest, svg, table
 from comparison.plots import plots, shown, uniform
 from comparison.report import html, markdown
+from comparison.report import page as page_around
 from comparison.results import Evaluation, SchemeMetric
 from made_up import diverged, results, run, trial
 
@@ -250,7 +251,11 @@ def test_a_browser_shows_the_page_at_any_width_by_day_and_by_night(page, tmp_pat
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
-def test_a_browser_shows_many_variants_with_long_names_on_a_phone(tmp_path):
+def test_a_browser_shows_many_variants_with_long_names_on_a_phone_and_in_a_file(tmp_path):
     names = {f"variant-{n}-" + "long-" * (n % 4) + "x" * (80 * (n == 3)): n / 100 for n in range(29)}
-    runs = trial(Random(5), names, seeds=3)
-    check_layout(look(html(results(runs, "base")), tmp_path, 390, dark=False), 390)
+    found = results(trial(Random(5), names, seeds=3), "base")
+    check_layout(look(html(found), tmp_path, 390, dark=False), 390)
+    found = replace(found, baseline=max(names))
+    for one in (found, replace(found, baseline=list(names)[3])):
+        drawn = page_around("forest.svg", f"<figure>{svg(forest(one))}</figure>")
+        check_layout(look(drawn, tmp_path, 1300, dark=False), 1300)
