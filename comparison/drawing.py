@@ -185,8 +185,9 @@ def _spread(plot: Plot, axes, series: Series, colour: str, few: bool, n: int) ->
     points = [(x, some) for (x, y), some in zip(series.points, edges) if y is not None]
     bars = [(x, *some) for x, some in (points if plot.every_bar else points[-1:]) if some]
     aside = axes.transData + _points(axes.figure, STEP * (n + (not plot.every_bar)))  # one beside the other
-    axes.add_collection(LineCollection([[(x, low), (x, high)] for x, low, high in bars], colors=colour, linewidths=1, clip_on=False,
-                                       transform=aside), autolim=False)  # fmt: skip
+    lines = [[(x, low), (x, high)] for x, low, high in bars]
+    look = {"colors": colour, "linewidths": 1, "clip_on": False, "transform": aside}
+    axes.add_collection(LineCollection(lines, **look), autolim=False)
     axes.update_datalim([(x, y) for x, *some in bars for y in some])
 
 

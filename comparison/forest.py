@@ -76,7 +76,7 @@ def verdict(difference: Difference, margin: float) -> str:
 
 
 def _of_differences(results: Results) -> Forest:
-    shared = {at.x for at in results.summary[results.baseline].loss_by_context or ()}
+    shared = {at.x for at in results.summary[results.baseline].loss_by_context}
     longest = max((x for row in results.summary.values() for x in _by_context(row) if x in shared), default=0)
     far = longest > results.context
     rows, margin = [], results.margin
@@ -131,7 +131,7 @@ def _gone(results: Results, cells: int) -> list[Row]:
 
 
 def _by_context(row) -> dict[float, float]:
-    return {at.x: at.mean for at in row.loss_by_context or () if at.mean is not None}
+    return {at.x: at.mean for at in row.loss_by_context if at.mean is not None}
 
 
 def _drawn(row: Row) -> list[float]:

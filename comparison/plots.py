@@ -43,7 +43,7 @@ def _loss(results: Results) -> Plot:
 def _by_context(results: Results) -> Plot:
     series, context = _lines(results, lambda row: row.loss_by_context, others=True), results.context
     ends = [y for line in series for _, y in line.points if y is not None]
-    own = {at.x: at.mean for at in results.summary[results.baseline].loss_by_context or ()}
+    own = {at.x: at.mean for at in results.summary[results.baseline].loss_by_context}
     guess, said = math.log(results.vocab_size), ""
     levels = [] if own.get(context) is None else [(own[context], f"{results.baseline} cropped to {context} tokens")]
     if ends and guess < 1.1 * max(ends):

@@ -8,7 +8,7 @@ from comparison.forest import ordered, verdict
 from comparison.formats import count, interval, numbered, p_value, plus_minus
 from comparison.losses import TOLERANCE, effective_context
 from comparison.results import Ratio, Results
-from comparison.words import learned, lost_seeds
+from comparison.words import learned, learned_verdicts, lost_seeds
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Table:
 
 def tables(results: Results) -> list[Table]:
     """The tables for which there are numbers, the main one first."""
-    made = [_main(results), _context(results), _learned(results), _match(results), _cost(results), _inside(results)]
+    made = [_learned(results)] if learned(results) else []
+    made += [_main(results), _context(results), _match(results), _cost(results), _inside(results)]
     if any(len(rates) > 1 for rates in results.sweep.values()):
         made.append(_rates(results))
     made += [_diverged(results), _settings(results)]
@@ -84,30 +85,32 @@ def _context(results: Results) -> Table:
         f"Effective context: the fewest tokens before it that keep the loss within {TOLERANCE:g} of that at 1×; where "
         "they are few, a flat line comes from not looking far."
     )
-    table = _by_length(results, "loss_by_context", lambda x: f"{x / results.context:g}×", "Loss by context", note)
-    reach = {name: effective_context(row.loss_by_context, results.context) for name, row in _contexts(results)}
-    rows = [[*row, "n/a" if reach.get(row[0]) is None else f"{reach[row[0]]:.0f} tokens"] for row in table.rows]
-    return Table(table.title, [*table.header, "effective context"], rows, note) if reach else table
 
+    def heading(x):
+        return f"{x:g} tokens" if x < results.context else f"{x / results.context:g}×"
 
-def _contexts(results: Results):
-    return [(name, row) for name, row in results.evaluations().items() if row.loss_by_context]
+    table = _by_length(results, "loss_by_context", heading, "Loss by context", note)
+    if not table.header[1:]:
+        return table
+    reach = [effective_context(row.loss_by_context, results.context) for row in results.evaluations().values()]
+    rows = [[*row, "n/a" if k is None else f"{k:.0f} tokens"] for row, k in zip(table.rows, reach)]
+    return Table(table.title, [*table.header, "effective context"], rows, note)
 
 
 def _learned(results: Results) -> Table:
     lengths = sorted({at.x for row in results.summary.values() for at in row.learned})
-    body = []
+    body, verdicts = [], {results.baseline: "baseline", **learned_verdicts(results)}
     for variant in learned(results):
         found = {at.x: at for at in results.summary[variant].learned}
         some = [found.get(x) for x in lengths]
-        body.append(
-            [variant, *(f"{a.count} of {a.n} ({a.low:.0%} to {a.high:.0%})" if a else "n/a" for a in some)],
-        )
+        cells = [f"{at.count} of {at.n} ({at.low:.0%} to {at.high:.0%})" if at else "n/a" for at in some]
+        body.append([variant, *cells, verdicts.get(variant, "not compared")])
     note = (
         "Seeds that answer nearly all examples of a length, with the exact 95 % interval of their share (Clopper & "
-        "Pearson 1934). Verdicts at the longest trained length: Fisher's exact test (1935), Holm's correction."
+        "Pearson 1934). Verdicts at the longest trained length: Fisher's exact test (1935), Holm's correction. Means of "
+        "losses, below, say little where a seed learns all or nothing."
     )
-    return Table("Seeds that learned, by length", ["variant", *map(str, lengths)], body, note)
+    return Table("Seeds that learned, by length", ["variant", *map(str, lengths), "verdict"], body, note)
 
 
 def _match(results: Results) -> Table:
@@ -127,12 +130,11 @@ def _cost(results: Results) -> Table:
     body = []
     for variant, row in results.summary.items():
         cost = results.cost.get(variant)
-        ratios = [_ratio(cost.training), _ratio(cost.decoding)] if cost else ["not measured"] * 2
-        speeds = [cost.training_tokens_per_second, cost.decoding_tokens_per_second] if cost else []
-        sizes = [f"{row.parameters:,}", f"{row.position_parameters:,}"]
-        body.append(
-            [variant, *sizes, *ratios, *(f"{speed:,.0f}" for speed in speeds or [])] + ["—"] * (2 - len(speeds))
-        )
+        numbers = ["not measured", "not measured", "—", "—"]
+        if cost:
+            speeds = cost.training_tokens_per_second, cost.decoding_tokens_per_second
+            numbers = [_ratio(cost.training), _ratio(cost.decoding), *(f"{speed:,.0f}" for speed in speeds)]
+        body.append([variant, f"{row.parameters:,}", f"{row.position_parameters:,}", *numbers])
     note = (
         f"Times as a multiple of those of {results.baseline}, all variants measured in turn on the machine named below: "
         "the median over rounds, and the extremes. Scatters: rounds differ too much to tell. Tokens/s are of this "
