@@ -123,13 +123,15 @@ def _draw(plot: Plot) -> str:
     }
     with matplotlib.rc_context(look):
         figure = Figure(figsize=(WIDTH, HEIGHT))
-        names = LETTER * max(len(_short(series.label)) for series in plot.series) * (len(plot.series) > 1)
+        labels = [series.label for series in plot.series][len(plot.series) == 1 :]  # a single line needs no name
+        labels += [meaning for _, meaning in plot.levels]
+        names = LETTER * max((len(_short(label)) for label in labels), default=0)
         room = 1 - (8 + STEP * len(plot.series) + names) / (72 * WIDTH)  # beside the labels at the lines' ends
         aslant = 20 * (len("".join(plot.ticks or [])) > 40)  # degrees, for names that are no numbers
         axes = figure.add_axes((0.16, 0.13 + aslant / 200, room - 0.16, 0.81 - aslant / 200))
         banded = [series for series in plot.series if series.band and any(series.band)]
         for n, series in enumerate(plot.series):
-            colour = INK if series.colour is None else LIGHT[series.colour % len(LIGHT)]
+            colour = _colour(series)
             style = DASHES[(series.dash + (series.colour or 0) // len(LIGHT)) % len(DASHES)]
             aside = axes.transData + _points(figure, STEP * n * plot.every_bar)
             xs, ys = zip(*series.points)  # matplotlib takes None as a gap
@@ -144,7 +146,6 @@ def _draw(plot: Plot) -> str:
             axes.annotate(meaning, (x, 1), (3, -2), ("data", "axes fraction"), "offset points", va="top", fontsize=8)
         for y, meaning in plot.levels:
             axes.axhline(y, color=INK, linewidth=0.7, linestyle=":" if meaning else "-")
-            axes.annotate(meaning, (0, y), (2, 2), ("axes fraction", "data"), "offset points", fontsize=8)
         axes.set(xlabel=plot.x, ylabel=plot.y, xscale="log" if plot.log_x else "linear")
         axes.autoscale_view()
         xs = [x for series in plot.series for x, _ in series.points]
@@ -160,11 +161,15 @@ def _draw(plot: Plot) -> str:
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.2, color=INK, linewidth=0.5)
-        if len(plot.series) > 1:
+        if labels:
             _label_ends(plot, figure, axes)
         out = StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     return out.getvalue()
+
+
+def _colour(series: Series) -> str:
+    return INK if series.colour is None else LIGHT[series.colour % len(LIGHT)]
 
 
 def _short(label: str) -> str:
@@ -195,17 +200,16 @@ def _label_ends(plot: Plot, figure: Figure, axes) -> None:
     """Each line's name beside its last point, moved up or down as far as the others leave no room."""
     (low, high), height = axes.get_ylim(), 0.052  # of a label, as a part of that of the axes
     axes.set_ylim(low, high)
-    ends: dict[float, list[tuple[float, Series]]] = {}
+    ends: dict[float, list[tuple[float, str, str]]] = {}
     for series in plot.series:
         if known := [(x, y) for x, y in series.points if y is not None]:
-            ends.setdefault(known[-1][0], []).append((known[-1][1], series))
+            ends.setdefault(known[-1][0], []).append((known[-1][1], series.label, _colour(series)))
+    ends.setdefault(max(ends), []).extend((y, meaning, INK) for y, meaning in plot.levels if meaning)
+    aside = axes.get_xaxis_transform() + _points(figure, 8 + STEP * len(plot.series))
     for x, some in ends.items():
-        some.sort(key=lambda end: end[0])
-        room = min(height, 1 / len(some))
-        places = _apart([(y - low) / (high - low) for y, _ in some], room)
-        aside = axes.get_xaxis_transform() + _points(figure, 8 + STEP * len(plot.series))
-        for (y, series), at in zip(some, places):
-            colour = INK if series.colour is None else LIGHT[series.colour % len(LIGHT)]
+        some.sort()
+        places = _apart([(y - low) / (high - low) for y, *_ in some], min(height, 1 / len(some)))
+        for (y, label, colour), at in zip(some, places):
             line = {
                 "arrowstyle": "-",
                 "color": colour,
@@ -215,8 +219,8 @@ def _label_ends(plot: Plot, figure: Figure, axes) -> None:
                 "relpos": (0, 0.5),
             }
             axes.annotate(
-                _short(series.label), (x, y), (x, at), textcoords=aside, color=colour, fontsize=8, va="center", arrowprops=line,
-                annotation_clip=False,
+                _short(label), (x, y), (x, at), textcoords=aside, color=colour, fontsize=8, va="center",
+                arrowprops=line, annotation_clip=False,
             )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from comparison.words import learned, learned_verdicts
 COLOURS = {"better": "var(--c0)", "worse": "var(--c1)", "equal": "currentColor", "baseline": "currentColor"}
 GREY = "var(--grey)"  # of what is not decided
 OUTLIER = 20  # times the median distance from zero: what lies farther out would leave the others no room
-ROW, BAR, CELL, VERDICT, LETTER = 26, 280, 84, 250, 7  # sizes in the file, in px
+ROW, BAR, CELL, VERDICT, LETTER = 26, 280, 94, 250, 7  # sizes in the file, in px
 LONGEST = 36  # letters of a name or verdict in the file
 
 
@@ -84,7 +84,9 @@ def _of_differences(results: Results) -> Forest:
         row, one = results.summary[variant], results.summary[variant].difference
         base = variant == results.baseline
         cells = ["—" if base else _number(one.mean, "+z.3f"), _number(row.val_loss.mean, ".3f")]
-        cells += [_number(_by_context(row).get(longest), ".3f")] * far
+        at = _by_context(row)  # of other tokens than the loss beside it, so only their change can stand there
+        gained = at[longest] - at[results.context] if {longest, results.context} <= {*at} else None
+        cells += [_number(gained, "+z.3f")] * far
         colour = COLOURS.get("baseline" if base else one.verdict, GREY)
         ends = (None, None) if base else (one.low, one.high)
         rows.append(Row(variant, one.mean, *ends, colour, cells, "baseline" if base else verdict(one, margin)))
@@ -96,7 +98,7 @@ def _of_differences(results: Results) -> Forest:
     start, end = min(ends) - room, max(ends) + room
     ticks = {x: f"{x:+g}" if x else "0" for x in _ticks(start, end)}
     title, axis = f"Difference to {results.baseline}", f"difference to {_short(results.baseline)} in {results.unit}"
-    columns = ["difference", "loss"] + [f"loss at {longest / results.context:g}×"] * far
+    columns = ["difference", "loss"] + [f"change at {longest / results.context:g}×"] * far
     return Forest(title, axis, columns, rows, start, end, ticks, 0.0, (-margin, margin))
 
 

@@ -16,12 +16,12 @@ BAND = "mean over seeds, bar or band: the values that they span"
 
 
 def plots(results: Results) -> list[Plot]:
-    """The plots for which there are numbers, in the order of the page."""
+    """The plots with a line of two points at least, in the order of the page."""
     made = [_by_length(results), _loss(results), _by_context(results), _by_position(results), _difference(results)]
     made += [*_scheme_metrics(results), _gradient(results)]
     attention = {v: row.attention for v in shown(results) if (row := results.summary[v]).attention}
     made += [_attention(variant, seen, f"attention-{n}") for n, (variant, seen) in enumerate(attention.items())]
-    return [plot for plot in made if any(y is not None for series in plot.series for _, y in series.points)]
+    return [plot for plot in made if any(sum(y is not None for _, y in line.points) > 1 for line in plot.series)]
 
 
 def shown(results: Results) -> list[str]:
@@ -45,14 +45,14 @@ def _by_context(results: Results) -> Plot:
     ends = [y for line in series for _, y in line.points if y is not None]
     own = {at.x: at.mean for at in results.summary[results.baseline].loss_by_context}
     guess, said = math.log(results.vocab_size), ""
-    levels = [] if own.get(context) is None else [(own[context], f"{results.baseline} cropped to {context} tokens")]
+    levels = [] if own.get(context) is None else [(own[context], "cropped")]
     if ends and guess < 1.1 * max(ends):
         levels.append((guess, "a uniform guess"))
     else:
         said = f" A uniform guess would lose {guess:.2f}."
     said = (
         f"The same tokens scored with more or less before them than the {context} tokens trained; {BAND}. "
-        f"Cutting a longer text off keeps the loss at {context}: only below that does more of it help.{said}"
+        f"Cropped: a longer text cut off keeps {results.baseline}'s loss at {context}; only below it more text helps.{said}"
     )
     x, y, mark = "available context (tokens)", f"loss ({results.unit})", (context, "trained")
     return Plot("context", "Loss against context length", x, y, said, series, log_x=True, levels=levels, mark=mark)

@@ -33,12 +33,12 @@ figcaption, .note, footer { font-size: 0.875rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.25rem 0.5rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-thead th { background: var(--soft); vertical-align: bottom; white-space: normal; min-width: 5.2rem; }
+thead th { background: var(--soft); vertical-align: bottom; white-space: normal; overflow-wrap: break-word; min-width: 4.5rem; }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--soft); }
 .forest { width: 100%; table-layout: fixed; margin: 1rem 0; }
 .forest th, .forest td { border: 0; white-space: normal; background: none; padding: 0.15rem 0.4rem; min-width: 0; }
 .forest th:first-child { position: static; font-weight: 600; width: 18%; padding-left: 0; }
-.forest thead th { font-weight: 400; border-bottom: 1px solid var(--line); }
+.forest thead th { font-weight: 400; overflow-wrap: anywhere; border-bottom: 1px solid var(--line); }
 .forest thead th:nth-child(2) { text-align: center; }
 .forest td.bar { position: relative; height: 1.2rem; padding: 0; }
 .bar svg { position: absolute; inset: 0; overflow: visible; font-size: 0.75rem; }

@@ -67,7 +67,7 @@ def _behind(results: Results, variant: str) -> str:
     row, base = results.summary[variant], results.summary[results.baseline].curve
     curve = [at for at in row.difference_curve if at.low is not None]
     behind = [at.x for at in curve if at.low > 0]
-    if variant == results.baseline or not curve or row.difference.apart:
+    if variant == results.baseline or len(curve) < 2 or row.difference.apart:
         return "—"
     if not behind:
         return "never"
@@ -198,7 +198,11 @@ def _diverged(results: Results) -> Table:
 def _settings(results: Results) -> Table:
     keys = list(dict.fromkeys(key for own in results.differing.values() for key in own))
     body = [
-        [variant, *(json.dumps(own[key]).strip('"') if key in own else "—" for key in keys)]
+        [variant, *(_setting(own[key]) if key in own else "—" for key in keys)]
         for variant, own in results.differing.items()
     ]
     return Table("What differs", ["variant", *keys], body, "All config keys in which the variants differ.")
+
+
+def _setting(value: object) -> str:
+    return f"{value:.10g}" if isinstance(value, float) else json.dumps(value).strip('"')

@@ -152,12 +152,12 @@ def test_the_forest_is_sorted_and_to_scale():
     assert len({colours["low"], colours["high"], colours["base"], colours["wide"]}) == 4
 
 
-def test_the_forest_shows_the_loss_at_the_longest_context_of_the_baseline():
+def test_the_forest_shows_the_change_at_the_longest_context_of_the_baseline():
     runs = shifted(far=0.1)
     runs["far"] = [replace(one, loss_by_context=[(16, 3.0), (32, 3.25), (999, 9.0)]) for one in runs["far"]]
     found = results(runs, "base")
-    assert forest(found).columns[-1] == "loss at 2×"
-    assert [row.cells[-1] for row in forest(found).rows] == ["3.500", "3.250"]
+    assert forest(found).columns[-1] == "change at 2×"
+    assert [row.cells[-1] for row in forest(found).rows] == ["+0.500", "+0.250"]
 
 
 def test_an_outlier_leaves_the_others_their_room():
