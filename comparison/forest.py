@@ -13,7 +13,7 @@ from comparison.words import learned, learned_verdicts
 COLOURS = {"better": "var(--c0)", "worse": "var(--c1)", "equal": "currentColor", "baseline": "currentColor"}
 GREY = "var(--grey)"  # of what is not decided
 OUTLIER = 20  # times the median distance from zero: what lies farther out would leave the others no room
-ROW, BAR, CELL, VERDICT, LETTER = 26, 280, 94, 250, 7  # sizes in the file, in px
+ROW, BAR, CELL, VERDICT, LETTER = 26, 280, 112, 250, 7  # sizes in the file, in px
 LONGEST = 36  # letters of a name or verdict in the file
 
 
@@ -43,6 +43,7 @@ class Forest:
     ticks: dict[float, str]
     zero: float | None
     band: tuple[float, float] | None
+    note: str
 
     def place(self, x: float) -> str:
         """x on the axis, in percent of its width."""
@@ -99,7 +100,12 @@ def _of_differences(results: Results) -> Forest:
     ticks = {x: f"{x:+g}" if x else "0" for x in _ticks(start, end)}
     title, axis = f"Difference to {results.baseline}", f"difference to {_short(results.baseline)} in {results.unit}"
     columns = ["difference", "loss"] + [f"change at {longest / results.context:g}×"] * far
-    return Forest(title, axis, columns, rows, start, end, ticks, 0.0, (-margin, margin))
+    note = f"Bars: 95 % intervals. Shaded: up to {margin:g}, which counts as equal. Grey: not decided."
+    if far:
+        note += (
+            f" Change: of the loss of the same tokens, with {longest / results.context:g} times the trained context."
+        )
+    return Forest(title, axis, columns, rows, start, end, ticks, 0.0, (-margin, margin), note)
 
 
 def _of_shares(results: Results) -> Forest:
@@ -120,7 +126,8 @@ def _of_shares(results: Results) -> Forest:
     rows += _gone(results, len(columns))
     axis = f"seeds that learned length {own.x}, in %"
     ticks = {x: f"{x:g}" for x in (0, 25, 50, 75, 100)}
-    return Forest("Seeds that learned the task", axis, columns, rows, -4, 104, ticks, None, None)
+    note = "Bars: exact 95 % intervals. Grey: not decided. Columns: seeds that learned each length, and the mean loss."
+    return Forest("Seeds that learned the task", axis, columns, rows, -4, 104, ticks, None, None, note)
 
 
 def _share(at) -> float:
@@ -149,7 +156,7 @@ def _number(x: float | None, form: str) -> str:
 
 
 def table(plot: Forest) -> str:
-    """The plot as an HTML table, whose columns stay readable on a phone."""
+    """The plot as an HTML table, whose columns stay readable on a phone, and its note."""
     head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in plot.columns)
     body = "".join(
         f'<tr><th scope="row">{escape(row.name)}</th><td class="bar"><svg width="100%" height="100%" role="img" '
@@ -166,7 +173,7 @@ def table(plot: Forest) -> str:
         f'<table class="forest columns-{len(plot.columns)}"><thead><tr><th scope="col">variant</th>'
         f'<th scope="col">{escape(plot.axis)}</th>{head}<th scope="col">verdict</th></tr></thead><tbody>{body}</tbody>'
         f'<tfoot><tr><td></td><td class="bar"><svg width="100%" height="100%" aria-hidden="true">{ticks}</svg></td>'
-        f"{'<td></td>' * len(plot.columns)}<td></td></tr></tfoot></table>"
+        f"{'<td></td>' * len(plot.columns)}<td></td></tr></tfoot></table><p class='note'>{escape(plot.note)}</p>"
     )
 
 

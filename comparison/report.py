@@ -35,7 +35,7 @@ table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: ta
 th, td { padding: 0.25rem 0.5rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 thead th { background: var(--soft); vertical-align: bottom; white-space: normal; overflow-wrap: break-word; min-width: 4.5rem; }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--soft); }
-.forest { width: 100%; table-layout: fixed; margin: 1rem 0; }
+.forest { width: 100%; table-layout: fixed; margin: 1rem 0 0; }
 .forest th, .forest td { border: 0; white-space: normal; background: none; padding: 0.15rem 0.4rem; min-width: 0; }
 .forest th:first-child { position: static; font-weight: 600; width: 18%; padding-left: 0; }
 .forest thead th { font-weight: 400; overflow-wrap: anywhere; border-bottom: 1px solid var(--line); }
@@ -47,7 +47,7 @@ th:first-child { text-align: left; position: sticky; left: 0; background: var(--
 @media (max-width: 45rem) {
   .answer { font-size: 1.0625rem; }
   .forest thead, .forest tbody, .forest tfoot { display: block; }
-  .forest tr { display: grid; grid-template-columns: minmax(0, 1fr) 4.3rem 3.4rem 3.4rem; }
+  .forest tr { display: grid; grid-template-columns: minmax(0, 1fr) 4.3rem 3.2rem 3.8rem; }
   .forest.columns-2 tr { grid-template-columns: minmax(0, 1fr) 4.3rem 3.6rem; }
   .forest td:not(.verdict) { white-space: nowrap; } .forest thead th { font-size: 0.75rem; }
   .forest tr > * { padding: 0.05rem 0 0.05rem 0.3rem !important; width: auto !important; }

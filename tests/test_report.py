@@ -117,7 +117,7 @@ def test_markdown_has_the_words_and_every_table(found):
 
 def places(found, name):
     """Where the marks of a row are, in percent, the last of each kind, and the texts of the row's cells."""
-    rows = ElementTree.fromstring(table(forest(found))).iter("tr")
+    rows = ElementTree.fromstring(f"<div>{table(forest(found))}</div>").iter("tr")
     row = next(row for row in rows if [cell.text for cell in row.findall("th")] == [name])
     marks = {element.tag: element.items() for element in row.find("td/svg")}
     return {
