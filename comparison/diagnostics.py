@@ -1,7 +1,4 @@
-"""Exact match, attention by distance, embedding sizes and decoding speed of a trained model."""
-
-import statistics
-import time
+"""Exact match, attention by distance and embedding sizes of a trained model."""
 
 import numpy as np
 import torch
@@ -13,7 +10,6 @@ from comparison.results import Attention, EmbeddingRms
 from data.documents import END_OF_TEXT
 from data.synthetic import examples
 from data.tokenizer import Tokenizer, encode
-from model.generation import generate
 from model.transformer import Transformer
 from training.evaluation import in_passes
 
@@ -118,16 +114,3 @@ def embedding_rms(model: Transformer) -> EmbeddingRms:
     positions = torch.arange(model.config.max_position_embeddings, device=model.output_weight.device)
     added = model.position.embedding(positions)
     return EmbeddingRms(rms(model.embed_tokens.weight), None if added is None else rms(added))
-
-
-def decode_speed(model: Transformer) -> float:
-    """Tokens/s of one sequence decoded with a cache, after the prompt: the inverse of the median time of a token.
-
-    Prompt and answer are half of the trained context each, so that every scheme has the positions.
-    """
-    half, moments = max(1, model.config.max_position_embeddings // 2), []
-    prompt = torch.zeros(half, dtype=torch.long, device=model.output_weight.device)
-    for ids in generate(model, prompt, max(2, half), temperature=0.0):
-        ids.item()  # waits for the device
-        moments.append(time.perf_counter())
-    return 1 / statistics.median(after - before for before, after in zip(moments, moments[1:]))

@@ -13,8 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from base import InputError
 from comparison.design import rejection
-from comparison.diagnostics import attention_by_distance, decode_speed, embedding_rms, exact_match
-from comparison.losses import loss_by_context, loss_by_position
+from comparison.diagnostics import attention_by_distance, embedding_rms, exact_match
+from comparison.losses import losses_by_length
 from comparison.results import LoggedRun, MeasuredRun, Run, SchemeMetric
 from data.corpus import Corpus, load_corpus
 from data.synthetic import scored_lengths, task_of
@@ -26,8 +26,7 @@ from model.transformer import Transformer, with_position
 from settings import one_line
 from training.run import RUNTIME_KEYS, RunFolder, replace_text
 
-MULTIPLES = (1, 2, 4, 8)  # of the trained context
-VERSION = 1  # raise it when the same model gives other numbers
+VERSION = 2  # raise it when the same model gives other numbers
 
 
 def read_run(run: RunFolder) -> Run | LoggedRun:
@@ -44,7 +43,6 @@ def read_run(run: RunFolder) -> Run | LoggedRun:
         curve=[(row["tokens"], row["val_loss"]) for row in evaluations],
         grad_norm=[(row["tokens"], row["grad_norm"]) for row in steps if row.get("grad_norm")],
         scheme_metrics={name: _scheme_metric(name, words, steps) for name, words in metrics.items()},
-        tokens_per_second=statistics.median(row["tokens_per_second"] for row in steps),
         corpus=run.corpus(),
     )
 
@@ -63,16 +61,19 @@ def _entries(value: float | list[float] | list[list[float]] | None) -> list[floa
     return entries if all(isinstance(each, int | float) and math.isfinite(each) for each in entries) else []
 
 
-def measure(run: RunFolder, logged: LoggedRun, corpus_of: Callable, evaluate_with: dict[str, dict]) -> MeasuredRun:
+def measure(
+    run: RunFolder, logged: LoggedRun, corpus_of: Callable, evaluate_with: dict[str, dict], context: int
+) -> MeasuredRun:
     """The logged numbers of a finished run, and those measured of its model, which measurements.json keeps.
 
     corpus_of: the Corpus of a run; called only for what isn't kept yet. evaluate_with: name and other position options
-    under which the same model is evaluated once more, where its scheme takes them.
+    under which the same model is evaluated once more, where its scheme takes them. context: of the comparison, in
+    tokens: losses are measured at multiples of it, whatever this run was trained with.
     """
     checkpoint, file = run.checkpoint(run.config.train.steps), run.path / "measurements.json"
     with (checkpoint / WEIGHTS).open("rb") as weights:
         digest = hashlib.file_digest(weights, "sha256").hexdigest()
-    depends_on = [VERSION, MULTIPLES, digest, read_json(checkpoint / "config.json"), run.corpus()]
+    depends_on = [VERSION, context, digest, read_json(checkpoint / "config.json"), run.corpus()]
     kept = read_json(file) if file.is_file() else {}
 
     def remembered(name: str, options: dict, compute: Callable[[Transformer, Corpus], dict]) -> dict:
@@ -85,41 +86,36 @@ def measure(run: RunFolder, logged: LoggedRun, corpus_of: Callable, evaluate_wit
             replace_text(file, json.dumps(kept, default=asdict))
         return kept[name]["numbers"]
 
-    numbers = remembered("model", {}, partial(_measure_all, start=(run.config.model, run.config.seed)))
+    start = run.config.model, run.config.seed
+    numbers = remembered("model", {}, partial(_measure_all, context=context, start=start))
     model = run.config.trained_model
     others = {name: options for name, options in evaluate_with.items() if not rejection(model, options)}
-    others = {name: remembered(f"with {name}", options, _evaluate) for name, options in others.items()}
+    evaluate = partial(_evaluate, context=context)
+    others = {name: remembered(f"with {name}", options, evaluate) for name, options in others.items()}
     try:
         return TypeAdapter(MeasuredRun).validate_python({**vars(logged), **numbers, "evaluated_with": others})
     except ValidationError as error:
         raise InputError(f"{file}: damaged; without it all is measured again ({one_line(error)})") from None
 
 
-def _evaluate(model: Transformer, corpus: Corpus) -> dict:
-    context, task = model.config.max_position_embeddings, task_of(corpus.source)
-    by_context = zip(MULTIPLES, loss_by_context(model, corpus.val, context, MULTIPLES))
-    longest = max((multiple for multiple in MULTIPLES if multiple * context < len(corpus.val)), default=1)
-    by_position = loss_by_position(model, corpus.val, context, longest)
+def _evaluate(model: Transformer, corpus: Corpus, context: int) -> dict:
+    by_context, by_position = losses_by_length(model, corpus.val, context)
+    task = task_of(corpus.source)
     shares = exact_match(model, corpus.tokenizer, task, scored_lengths(task)) if task else None
     return {
-        "loss_by_context": [(multiple * context, _number(loss)) for multiple, loss in by_context],
-        "loss_by_position": [(position, _number(loss)) for position, loss in by_position],
+        "loss_by_context": by_context,
+        "loss_by_position": by_position,
         "exact_match": shares and list(shares.items()),
     }
 
 
-def _measure_all(model: Transformer, corpus: Corpus, start: tuple[ModelConfig, int]) -> dict:
-    return _evaluate(model, corpus) | {
+def _measure_all(model: Transformer, corpus: Corpus, context: int, start: tuple[ModelConfig, int]) -> dict:
+    return _evaluate(model, corpus, context) | {
         "attention": attention_by_distance(model, corpus.val, model.config.max_position_embeddings),
         "embedding_rms": {"start": embedding_rms(Transformer(*start)), "end": embedding_rms(model)},
-        "decode_tokens_per_second": decode_speed(model),
         "position_parameters": sum(parameter.numel() for parameter in model.position.parameters()),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 class Corpora:

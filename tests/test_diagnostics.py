@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from comparison import diagnostics
-from comparison.diagnostics import attention_by_distance, decode_speed, embedding_rms, exact_match
+from comparison.diagnostics import attention_by_distance, embedding_rms, exact_match
 from comparison.results import EmbeddingRms
 from data.config import TokenizerConfig
 from data.documents import END_OF_TEXT
@@ -241,7 +241,7 @@ def test_a_low_precision_model_is_looked_at_in_float32(tiny_model):
     assert (largest.bfloat16() != largest).all()
 
 
-# Sizes and speed
+# Sizes
 
 
 @pytest.mark.parametrize(
@@ -266,18 +266,3 @@ def test_sizes_by_hand(tiny_config):
 def test_only_what_is_added_to_the_embeddings_has_a_size(scheme, tiny_model):
     model = tiny_model(scheme)
     assert (embedding_rms(model).position is not None) == model.position.overrides("embedding")
-
-
-def test_decode_speed_is_the_inverse_of_the_median_time_of_a_token(tiny_model, monkeypatch):
-    """Of five tokens after the first, which the prompt takes part in: 2, 2, 2, 50 and 2 seconds."""
-    times = iter([0.0, 2.0, 4.0, 6.0, 56.0, 58.0])
-    monkeypatch.setattr(diagnostics.time, "perf_counter", lambda: next(times))
-    assert decode_speed(tiny_model("rope", max_position_embeddings=12)) == 0.5
-
-
-@pytest.mark.parametrize(("context", "half", "new"), [(20, 10, 10), (2, 1, 2), (3, 1, 2)])
-def test_decoding_stays_within_the_context_and_goes_with_a_cache(context, half, new, tiny_model):
-    model, seen = tiny_model("learned", max_position_embeddings=context), []
-    model.register_forward_pre_hook(lambda module, inputs: seen.append((inputs[0].shape[1], inputs[1].length)))
-    assert decode_speed(model) > 0
-    assert seen == [(half, 0), *((1, length) for length in range(half, half + new - 1))]

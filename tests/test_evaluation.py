@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from comparison import losses
-from comparison.losses import loss_by_context, loss_by_position
+from comparison.inference import mean_and_spread
+from comparison.losses import effective_context, losses_by_length
+from comparison.results import Point
 from model.config import ModelConfig
 from model.transformer import Transformer
 from training import evaluation
@@ -108,9 +110,9 @@ def test_where_memory_ends_passes_shrink_and_all_is_scored_once(sequences):
     model = Limited(sequences, FULL)
     assert evaluate(model, stream, CONTEXT) == pytest.approx(sum(Bigram().nats(stream)), rel=1e-6)
     assert model.passes == ([12, 6, 3] + [3] * 3 if sequences == 3 else [12, 6, 3] + [1] * 12) + [1]
-    for score in (lambda m: loss_by_context(m, stream, CONTEXT, (1, 2)), lambda m: loss_by_position(m, stream, 4, 2)):
-        one_by_one, whole = (score(model) for model in (Limited(sequences, FULL), Bigram()))
-        assert numpy.array(one_by_one) == pytest.approx(numpy.array(whole), rel=1e-6)
+    one_by_one, whole = (losses_by_length(model, stream, 4) for model in (Limited(sequences, FULL), Bigram()))
+    for found, expected in zip(one_by_one, whole):
+        assert dict(found) == pytest.approx(dict(expected), rel=1e-6)
 
 
 def test_a_sequence_that_no_memory_holds_and_another_error_are_raised():
@@ -133,43 +135,53 @@ def test_a_signal_ends_an_evaluation_after_the_pass_under_way(monkeypatch):
     assert passes == [2, 2, 2]
 
 
-# By context: CONTEXT 8, so blocks of 2
+# By length: with a context of 16 tokens lengths of 1 to 128, and blocks of 4 targets
+
+SIXTEEN = [1, 2, 4, 8, 16, 32, 64, 128]
 
 
-@pytest.mark.parametrize("length", [33, 40, 41, 97, 150, 999])
+@pytest.mark.parametrize("length", [129, 136, 137, 300, 999])
 @pytest.mark.parametrize("tokens_a_pass", [1, 64, 10_000])
-def test_the_same_tokens_are_scored_at_every_multiple(length, tokens_a_pass, monkeypatch):
+def test_the_same_tokens_are_scored_with_every_context(length, tokens_a_pass, monkeypatch):
     """Scoring other tokens at 4x than at 1x would compare texts, not contexts."""
     monkeypatch.setattr(evaluation, "EVAL_TOKENS", tokens_a_pass)
-    one, two, four = loss_by_context(Bigram(), tokens(length), CONTEXT, (1, 2, 4))
-    assert one == pytest.approx(two, rel=1e-6) and one == pytest.approx(four, rel=1e-6)
+    by_context, _ = losses_by_length(Bigram(), tokens(length), 16)
+    assert [n for n, _ in by_context] == SIXTEEN
+    assert [loss for _, loss in by_context] == pytest.approx([by_context[0][1]] * 8, rel=1e-6)
 
 
 def test_scored_blocks_lie_side_by_side_where_all_of_them_fit():
-    stream = tokens(97)  # targets 31 … 96 are 33 blocks of 2
-    expected = sum(Bigram().nats(stream[30:])) / 66
-    assert loss_by_context(Bigram(), stream, CONTEXT, (1, 4)) == pytest.approx([expected] * 2, rel=1e-6)
+    stream = tokens(229)  # targets 125 … 228 are 26 blocks of 4
+    by_context, _ = losses_by_length(Bigram(), stream, 16)
+    assert dict(by_context)[64] == pytest.approx(sum(Bigram().nats(stream[124:])) / 104, rel=1e-6)
 
 
-def test_scored_blocks_are_spread_from_the_first_to_the_last_possible(monkeypatch):
-    monkeypatch.setattr(losses, "TARGETS", 6)
-    stream = tokens(133)
+def test_blocks_and_windows_are_spread_from_the_first_to_the_last_possible(monkeypatch):
+    monkeypatch.setattr(losses, "TARGETS", 12)
+    stream = tokens(229)
     nats = Bigram().nats(stream)  # nats[i] is that of token i + 1
-    expected = sum(nats[30:32] + nats[80:82] + nats[130:132]) / 6
-    assert loss_by_context(Bigram(), stream, CONTEXT, (4,)) == pytest.approx([expected], rel=1e-6)
+    by_context, by_position = map(dict, losses_by_length(Bigram(), stream, 16))  # windows at 0, 50 and 100
+    expected = sum(nats[124:128] + nats[174:178] + nats[224:228]) / 12
+    assert [by_context[1], by_context[128]] == pytest.approx([expected] * 2, rel=1e-6)
+    assert by_position[2] == pytest.approx(sum(nats[:2] + nats[50:52] + nats[100:102]) / 6, rel=1e-6)
+    assert by_position[128] == pytest.approx(sum(nats[96:128] + nats[146:178] + nats[196:228]) / 96, rel=1e-6)
 
 
-def test_loss_by_context_of_a_real_model_token_by_token(model):
-    """Each target after a window of its own, cut so that it has 7 or 8, 15 or 16, 31 or 32 tokens before it."""
-    stream, expected = tokens(97), []
-    for length in (8, 16, 32):
-        nats = []
-        for target in range(31, 97):
-            before = length - target % 2  # targets come in pairs, the first with one token less
-            nats.append(written_out(model, stream, [target - before], before, 1))
-        expected.append(sum(nats) / 66)
-    assert loss_by_context(model, stream, CONTEXT, (1, 2, 4)) == pytest.approx(expected, rel=1e-6)
-    assert len({round(loss, 3) for loss in expected}) == 3
+def test_losses_of_a_real_model_token_by_token(model):
+    """Targets 125 to 132, each after a window of its own; positions in the windows at 0 and 4."""
+    stream = tokens(133)
+    by_context, by_position = losses_by_length(model, stream, 16)
+    scored = {1: 1, 2: 1, 4: 1, 8: 2, 16: 4, 32: 4, 64: 4, 128: 4}  # of a window
+    for (length, loss), last in zip(by_context, scored.values(), strict=True):
+        befores = {target: length - last + 1 + (target - 125) % last for target in range(125, 133)}
+        nats = [written_out(model, stream, [target - before], before, 1) for target, before in befores.items()]
+        assert loss == pytest.approx(sum(nats) / 8, rel=1e-6), length
+    assert len({round(loss, 3) for _, loss in by_context}) == 8
+    ends = [2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128]
+    assert [end for end, _ in by_position] == ends
+    for begin, (end, loss) in zip([0, *ends], by_position):
+        one_by_one = sum(written_out(model, stream, [0, 4], n, 1) for n in range(begin + 1, end + 1))
+        assert loss == pytest.approx(one_by_one / (2 * (end - begin)), rel=1e-5)
 
 
 class TellsItsContext(Bigram):
@@ -186,68 +198,95 @@ class TellsItsContext(Bigram):
         return torch.stack((torch.zeros_like(other), other), dim=-1).expand(len(input_ids), -1, -1)
 
 
-@pytest.mark.parametrize("context", [8, 20])
-def test_every_scored_token_has_the_context_up_to_a_stride(context):
+@pytest.mark.parametrize(
+    ("context", "scored"),  # length: how many targets of a window of that length
+    [
+        (1, {1: 1, 2: 1, 4: 1, 8: 1}),
+        (3, {1: 1, 3: 1, 6: 1, 12: 1, 24: 1}),
+        (20, {1: 1, 2: 1, 5: 1, 10: 2, 20: 4, 40: 4, 80: 4, 160: 4}),
+        (44, {2: 1, 5: 1, 11: 2, 22: 4, 44: 8, 88: 8, 176: 8, 352: 8}),
+    ],
+)
+def test_every_scored_token_has_the_context_up_to_a_quarter(context, scored):
     """Else a gain from 1x to 2x would be one from fewer tokens at the start of a window."""
-    zeros, stride = numpy.zeros(400, numpy.uint16), context // 4
-    found = loss_by_context(TellsItsContext(), zeros, context, (1, 2, 4))
-    expected = [sum(range(n * context - stride + 1, n * context + 1)) / stride for n in (1, 2, 4)]
-    assert found == pytest.approx(expected, rel=1e-6)
+    by_context, _ = losses_by_length(TellsItsContext(), numpy.zeros(500, numpy.uint16), context)
+    assert all(4 * last <= length for length, last in scored.items() if last > 1)
+    assert dict(by_context) == pytest.approx({n: n - (last - 1) / 2 for n, last in scored.items()}, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("context", "ends"),
+    [
+        (1, [1, 2, 3, 4, 6, 8]),
+        (3, [1, 2, 3, 4, 6, 9, 12, 18, 24]),
+        (44, [5, 11, 22, 33, 44, 66, 88, 132, 176, 264, 352]),
+    ],
+)
+def test_the_last_position_of_a_bin_is_the_number_of_tokens_before_it(context, ends):
+    """One bin ends at the trained context: what lies past it is in no bin with what doesn't."""
+    _, by_position = losses_by_length(TellsItsContext(), numpy.zeros(500, numpy.uint16), context)
+    assert [end for end, _ in by_position] == ends
+    means = [(begin + 1 + end) / 2 for begin, end in zip([0, *ends], ends)]
+    assert [loss for _, loss in by_position] == pytest.approx(means, rel=1e-6)
 
 
 def test_no_loss_where_the_scheme_has_no_positions():
-    one, two, four = loss_by_context(Bigram(max_length=16), tokens(97), CONTEXT, (1, 2, 4))
-    assert one == two and not math.isnan(one) and math.isnan(four)
-    assert [one, two] == loss_by_context(Bigram(), tokens(97), CONTEXT, (1, 2, 4))[:2], "the others' tokens"
+    """And where it has, that of the tokens that the others are scored on."""
+    limited, whole = (losses_by_length(Bigram(limit), tokens(200), 16) for limit in (40, None))
+    for found, expected in zip(limited, whole):
+        known = {n: loss for n, loss in expected if n <= 40}
+        assert {n: loss for n, loss in found if loss is not None} == pytest.approx(known, rel=1e-6)
+        assert [n for n, _ in found] == [n for n, _ in expected]
 
 
 def test_no_loss_where_the_text_is_shorter_than_the_window():
-    lengths = {8: (), 9: (1,), 16: (1,), 17: (1, 2), 32: (1, 2), 33: (1, 2, 4)}
-    for length, there in lengths.items():
-        losses = loss_by_context(Bigram(), tokens(length), CONTEXT, (1, 2, 4))
-        assert [not math.isnan(loss) for loss in losses] == [multiple in there for multiple in (1, 2, 4)], length
+    for length, longest in {1: 0, 2: 1, 16: 8, 17: 16, 32: 16, 33: 32, 128: 64, 129: 128}.items():
+        by_context, by_position = losses_by_length(Bigram(), tokens(length), 16)
+        assert [n for n, loss in by_context if loss is not None] == [n for n in SIXTEEN if n <= longest]
+        assert all((loss is not None) == (n <= longest) for n, loss in by_position)
+    by_context, _ = losses_by_length(TellsItsContext(), numpy.zeros(12, numpy.uint16), 16)
+    assert dict(by_context)[8] == pytest.approx(7.5, rel=1e-6), "of a window of 8 the last two"
 
 
-# By position: steps of 1, and of 2 at twice the context
+def test_a_loss_that_is_not_finite_is_none():
+    model = Bigram()
+    model.table[3, 5] = math.nan
+    by_context, by_position = losses_by_length(model, tokens(300), 16)
+    assert {loss for _, loss in by_context} == {None} and None in dict(by_position).values()
 
 
-def test_loss_by_position_of_a_real_model_window_by_window(model):
-    stream = tokens(97)  # three windows of 32
-    found = loss_by_position(model, stream, 2 * CONTEXT, 2)
-    assert [end for end, _ in found] == list(range(2, 33, 2))
-    for end, loss in found:
-        one_by_one = sum(written_out(model, stream, [0, 32, 64], n, 1) for n in (end - 1, end))
-        assert loss == pytest.approx(one_by_one / 6, rel=1e-5)
+# Effective context
 
 
-def test_the_last_position_of_a_bin_is_the_number_of_tokens_before_it():
-    found = loss_by_position(TellsItsContext(), numpy.zeros(400, numpy.uint16), 24, 3)
-    assert found == [(end, pytest.approx(end - 1, rel=1e-6)) for end in range(3, 73, 3)]
+def points(losses):
+    return [Point(**vars(mean_and_spread([loss])), x=x, low=loss, high=loss) for x, loss in losses.items()]
 
 
-@pytest.mark.parametrize("context", [1, 3, 44])
-def test_the_last_bin_ends_with_the_window_whatever_the_context(context):
-    found = loss_by_position(TellsItsContext(), numpy.zeros(400, numpy.uint16), context, 3)
-    ends, step = [end for end, _ in found], max(1, context // 8)
-    assert ends == sorted({*range(step, 3 * context, step), 3 * context})
-    assert found[-1][1] == pytest.approx(sum(range(ends[-2] + 1, ends[-1] + 1)) / (ends[-1] - ends[-2]), rel=1e-6)
+FALLING = {8: 4.0, 16: 3.5, 32: 3.2, 64: 3.03, 128: 3.0}
 
 
-def test_windows_by_position_are_spread_from_the_first_to_the_last(monkeypatch):
-    monkeypatch.setattr(losses, "POSITION_TOKENS", 24)
-    stream = tokens(100)
-    nats = Bigram().nats(stream)
-    found = dict(loss_by_position(Bigram(), stream, CONTEXT, 1))  # at 0, round(45.5) and 91
-    assert found[1] == pytest.approx((nats[0] + nats[46] + nats[91]) / 3, rel=1e-6)
-    assert found[8] == pytest.approx((nats[7] + nats[53] + nats[98]) / 3, rel=1e-6)
+def test_the_effective_context_lies_where_the_loss_comes_within_005():
+    """On a line in log2 of the length: from 64 (3.03) to 32 (3.2), 3.05 is two 17ths of the way."""
+    assert effective_context(points(FALLING), 128) == pytest.approx(64 / 2 ** (2 / 17), rel=1e-12)
+    assert effective_context(points({16: 3.5, 48: 3.15, 128: 3.0}), 128) == pytest.approx(128 * (48 / 128) ** (1 / 3))
 
 
-def test_no_loss_at_positions_that_a_scheme_lacks():
-    limited, whole = (loss_by_position(Bigram(limit), tokens(97), 2 * CONTEXT, 2) for limit in (19, None))
-    assert limited[:9] == [(end, pytest.approx(loss, rel=1e-6)) for end, loss in whole[:9]]
-    assert [end for end, loss in limited if math.isnan(loss)] == [20, 22, 24, 26, 28, 30, 32]
+def test_what_lies_past_the_trained_context_does_not_count():
+    assert effective_context(points({**FALLING, 256: 9.0, 512: None}), 128) == effective_context(points(FALLING), 128)
+    assert effective_context(points(FALLING), 64) == pytest.approx(64 / 2 ** (5 / 17), rel=1e-12)
 
 
-def test_no_loss_by_position_of_a_text_shorter_than_the_window():
-    assert all(math.isnan(loss) for _, loss in loss_by_position(Bigram(), tokens(32), CONTEXT, 4))
-    assert not any(math.isnan(loss) for _, loss in loss_by_position(Bigram(), tokens(33), CONTEXT, 4))
+def test_who_looks_at_nothing_needs_no_more_than_the_shortest():
+    assert effective_context(points({8: 3.04, 64: 2.98, 128: 3.0}), 128) == 8
+
+
+def test_a_length_that_is_as_good_by_chance_below_one_that_is_not_does_not_count():
+    assert effective_context(points({8: 3.0, 64: 3.2, 128: 3.0}), 128) == pytest.approx(128 / 2 ** (1 / 4), rel=1e-12)
+
+
+def test_the_effective_context_is_unknown_where_a_loss_that_decides_is():
+    assert effective_context([], 128) is None
+    assert effective_context(points({64: 3.0, 256: 3.0}), 128) is None
+    assert effective_context(points({**FALLING, 128: None}), 128) is None
+    assert effective_context(points({**FALLING, 64: None}), 128) is None
+    assert effective_context(points({**FALLING, 16: None}), 128) is not None

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from comparison.losses import loss_by_context, loss_by_position
+from comparison.losses import losses_by_length
 from configs import TrainConfig
 from training import evaluation, loss
 from training.evaluation import evaluate
@@ -133,13 +133,10 @@ def test_a_training_step_never_holds_all_logits(large_vocabulary, tokens):
     assert sizes.largest == 4 * 64 * 1024, "what this test sees where they are there"
 
 
-MEASURES = [(evaluate, 64), (loss_by_context, 64, (1, 2)), (loss_by_position, 64, 2)]
-
-
-@pytest.mark.parametrize("measure, arguments", [(measure, arguments) for measure, *arguments in MEASURES])
-def test_no_evaluation_holds_all_logits(measure, arguments, large_vocabulary, tokens, monkeypatch):
+@pytest.mark.parametrize("measure", [evaluate, losses_by_length])
+def test_no_evaluation_holds_all_logits(measure, large_vocabulary, tokens, monkeypatch):
     monkeypatch.setattr(evaluation, "EVAL_TOKENS", 256)
     stream = tokens(600).numpy()
     with Sizes() as sizes:
-        measure(large_vocabulary, stream, *arguments)
+        measure(large_vocabulary, stream, 64)
     assert sizes.largest == BOUND
