@@ -24,8 +24,8 @@ def measure_costs(configs: dict[str, Config], baseline: str) -> dict[str, Cost]:
     """The cost of each variant from its config, with the vocabulary size filled in; on a GPU if there is one.
 
     Each round measures every variant once, with made-up tokens: a training step of its own batch size and context
-    (forward, backward, optimizer; not compiled), and the median of at most DECODED tokens, decoded one by one with a
-    cache that holds half of the context before. Models that are too large to be there all at once take turns in
+    (forward, backward, optimizer; not compiled), by token, and the median of at most DECODED tokens, decoded one by one
+    with a cache that holds half of the context before. Models that are too large to be there all at once take turns in
     groups, each with the baseline.
     """
     device, others = pick_device(), [variant for variant in configs if variant != baseline]
@@ -34,7 +34,7 @@ def measure_costs(configs: dict[str, Config], baseline: str) -> dict[str, Cost]:
     costs = {}
     for first in range(0, len(others), room) or [0]:
         group = {variant: configs[variant] for variant in (baseline, *others[first : first + room])}
-        print(f"measuring the cost of {', '.join(group)}", file=sys.stderr)
+        print(f"measuring the cost of {len(group)} variants", file=sys.stderr)
         costs = _in_turn(group, baseline, device) | costs
     return {variant: costs[variant] for variant in configs}
 

@@ -244,6 +244,8 @@ def test_no_loss_where_the_text_is_shorter_than_the_window():
         by_context, by_position = losses_by_length(Bigram(), tokens(length), 16)
         assert [n for n, loss in by_context if loss is not None] == [n for n in SIXTEEN if n <= longest]
         assert all((loss is not None) == (n <= longest) for n, loss in by_position)
+    by_context, _ = losses_by_length(TellsItsContext(), numpy.zeros(12, numpy.uint16), 16)
+    assert dict(by_context)[8] == pytest.approx(7.5, rel=1e-6), "of a window of 8 the last two"
 
 
 def test_a_loss_that_is_not_finite_is_none():

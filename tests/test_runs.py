@@ -146,6 +146,18 @@ def test_numbers_are_computed_once_and_again_for_other_weights(trained, tmp_path
     assert measured(folder, corpora.of).loss_by_context != first.loss_by_context
 
 
+def test_losses_are_at_multiples_of_the_context_of_the_comparison(trained, tmp_path):
+    """Whatever the run's own, 16: so that one trained at four times the context is in the same table."""
+    folder = tmp_path / "kept"
+    shutil.copytree(trained / "rope-seed0", folder, ignore=shutil.ignore_patterns("measurements.json"))
+    own, other = measured(folder, Corpora().of), measured(folder, Corpora().of, context=4)
+    assert [n for n, _ in own.loss_by_context] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert [n for n, _ in other.loss_by_context] == [1, 2, 4, 8, 16, 32]
+    assert own.loss_by_position[-1][0] == 128 and other.loss_by_position[-1][0] == 32
+    assert (own.attention, own.embedding_rms) == (other.attention, other.embedding_rms)
+    assert measured(folder, pytest.fail, context=4) == other
+
+
 def test_a_text_that_has_changed_since_is_refused(trained, tmp_path):
     shutil.copytree(trained, tmp_path / "runs", ignore=shutil.ignore_patterns("measurements.json"))
     (tmp_path / "text.txt").write_text("something else " * 300, encoding="utf-8")
