@@ -123,9 +123,8 @@ def _draw(plot: Plot) -> str:
     }
     with matplotlib.rc_context(look):
         figure = Figure(figsize=(WIDTH, HEIGHT))
-        labels = [series.label for series in plot.series][len(plot.series) == 1 :]  # a single line needs no name
-        labels += [meaning for _, meaning in plot.levels]
-        names = LETTER * max((len(_short(label)) for label in labels), default=0)
+        labels = [series.label for series in plot.series] + [meaning for _, meaning in plot.levels]
+        names = LETTER * max(len(_short(label)) for label in labels)
         room = 1 - (8 + STEP * len(plot.series) + names) / (72 * WIDTH)  # beside the labels at the lines' ends
         aslant = 20 * (len("".join(plot.ticks or [])) > 40)  # degrees, for names that are no numbers
         axes = figure.add_axes((0.16, 0.13 + aslant / 200, room - 0.16, 0.81 - aslant / 200))
@@ -161,8 +160,7 @@ def _draw(plot: Plot) -> str:
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.2, color=INK, linewidth=0.5)
-        if labels:
-            _label_ends(plot, figure, axes)
+        _label_ends(plot, figure, axes)
         out = StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     return out.getvalue()
