@@ -196,6 +196,21 @@ def test_of_many_variants_the_baseline_the_lowest_and_the_two_highest_are_drawn(
     assert shown(results(shifted(a=0.1), "base")) == ["base", "a"]
 
 
+def test_the_plot_of_contexts_has_the_cropped_baseline_and_what_a_guess_would_lose():
+    runs = shifted(far=0.1)
+    (plot,) = [plot for plot in plots(results(runs, "base", vocab_size=300)) if plot.name == "context"]
+    assert plot.levels == [(pytest.approx(3.0), "cropped")] and "A uniform guess would lose 5.70." in plot.description
+    (plot,) = [plot for plot in plots(results(runs, "base", vocab_size=40)) if plot.name == "context"]
+    assert plot.levels[1] == (pytest.approx(3.6888795), "a uniform guess")
+
+
+def test_a_course_of_one_evaluation_is_no_plot():
+    runs = {variant: [replace(one, curve=one.curve[-1:]) for one in some] for variant, some in shifted(far=0.1).items()}
+    found = results(runs, "base")
+    assert not {"loss", "difference"} & {plot.name for plot in plots(found)}
+    assert "| far | 3.1000 ± 0.0010 | +0.1000 ± 0.0000 |" in markdown(found, {})
+
+
 def test_uniform_attention_by_hand():
     """Queries 0, 1 and 2 give distance 0 a share of 1, 1/2 and 1/3."""
     line = plots(results({"base": [run(0, 3.0)]}, "base"))[-1].series[-1]
