@@ -46,6 +46,17 @@ def recall(length: int, random: Random) -> tuple[str, str]:
     return f"{''.join(map(''.join, zip(keys, values)))}={keys[asked]}", values[asked]
 
 
+def indirect_indexing(length: int, random: Random) -> tuple[str, str]:
+    """`caBd=B-2` → `c`: the letter so many places before or after a named one, at most 9; `length` ≤ 52 distinct letters.
+
+    One of the string's letters is right one time in `length`. Gopalakrishnan et al. 2025: PoPE answers 94.82 % (RoPE
+    11.16 %) of theirs.
+    """
+    letters, asked = "".join(random.sample(string.ascii_letters, length)), random.randrange(length)
+    place = random.randrange(max(0, asked - 9), min(length, asked + 10))
+    return f"{letters}={letters[asked]}{place - asked:+}", letters[place]
+
+
 def addition(length: int, random: Random) -> tuple[str, str]:
     """`42+39=` → `711`, that is 24 + 93 = 117: numbers of `length` digits, a sum one digit longer, last digit first.
 
@@ -58,9 +69,18 @@ def addition(length: int, random: Random) -> tuple[str, str]:
 
 
 TASKS: dict[str, Callable[[int, Random], tuple[str, str]]] = {
-    task.__name__.replace("_", "-"): task for task in (copy, reverse, k_back, induction, recall, addition)
+    task.__name__.replace("_", "-"): task
+    for task in (copy, reverse, k_back, induction, recall, addition, indirect_indexing)
 }
-TRAINED_LENGTHS = {"copy": 8, "reverse": 8, "k-back": 8, "induction": 8, "recall": 6, "addition": 4}
+TRAINED_LENGTHS = {
+    "copy": 8,
+    "reverse": 8,
+    "k-back": 8,
+    "induction": 8,
+    "recall": 6,
+    "addition": 4,
+    "indirect-indexing": 10,
+}
 
 
 def task_of(source: str) -> str | None:
