@@ -55,19 +55,16 @@ class Batches:
         return torch.from_numpy(input_ids), torch.from_numpy(numpy.where(real, targets, IGNORED))
 
     def targets(self, count: int) -> int:
-        """How many targets the first `count` batches have, without padding."""
-        epoch, item = divmod(count * self.batch_size, self.windows)
-        self._shuffle(epoch)
-        return epoch * int(self._seen[-1]) + int(self._seen[item])
+        """How many targets, without padding, `count` batches have on average: exact after whole epochs, or if packed.
+
+        The same for every seed, so that runs can be compared at equal tokens.
+        """
+        return round(count * self.batch_size * int(self._lengths.sum()) / self.windows)
 
     def _window(self, epoch, item):
-        self._shuffle(epoch)
-        return self._offset + self._starts[self._order[item]], self._lengths[self._order[item]]
-
-    def _shuffle(self, epoch):
         if epoch != self._epoch:  # kept because its permutation serves many batches
             rng = numpy.random.default_rng([self.seed, epoch])
             self._epoch = epoch
             self._offset = rng.integers(self._offsets)
             self._order = rng.permutation(self.windows)
-            self._seen = numpy.append(0, numpy.cumsum(self._lengths[self._order]))  # targets before each item
+        return self._offset + self._starts[self._order[item]], self._lengths[self._order[item]]

@@ -139,9 +139,8 @@ def test_each_token_but_the_first_is_a_target_of_the_windows_once(context, end_o
 
 
 def test_targets_are_counted_without_padding():
-    """As a run's tokens, after any step and in any order."""
-    for end_of_text in (None, END):
-        batches = Batches(STREAM, 4, 4, 3, end_of_text)
-        real = [(batches[i][1] != IGNORED).sum().item() for i in range(20)]
-        for count in (20, 3, 0, 7, 19):
-            assert batches.targets(count) == sum(real[:count])
+    """As a run's tokens: for every batch if packed, else after whole epochs and in proportion between them."""
+    packed, unpacked = Batches(STREAM, 4, 4, seed=3), Batches(STREAM, 4, 4, 3, END)
+    assert [packed.targets(count) for count in range(20)] == [count * 4 * 4 for count in range(20)]
+    assert sum((unpacked[i][1] != IGNORED).sum().item() for i in range(3)) == unpacked.targets(3) == 2 * 17
+    assert [unpacked.targets(count) for count in (0, 1, 2)] == [0, round(34 / 3), round(68 / 3)]

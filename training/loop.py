@@ -203,8 +203,7 @@ class Trainer:
 
     def log_step(self, result: StepResult) -> None:
         """Logs a training row; loss and gradient norm are None unless both are finite."""
-        tokens = self.batches.targets(self.step) - self.batches.targets(self.step - self.busy_steps)
-        speed = tokens / self.busy_seconds
+        speed = self.batches.targets(self.busy_steps) / self.busy_seconds
         self.busy_seconds, self.busy_steps = 0.0, 0
         loss, norm, rate = result if result.is_finite else (None, None, result.learning_rate)
         row = {"train_loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens_per_second": speed}
@@ -216,7 +215,7 @@ class Trainer:
             self.next_line = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def log(self, numbers: dict) -> None:
-        """Appends a row of this step to metrics.jsonl, and tracks it; its tokens are the targets so far."""
+        """Appends a row of this step to metrics.jsonl, and tracks it; its tokens are the targets so far, without padding."""
         row = {"step": self.step, "tokens": self.batches.targets(self.step), **numbers}
         self.run.log(row)
         self.track(row)
