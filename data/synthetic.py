@@ -47,15 +47,17 @@ def recall(length: int, random: Random) -> tuple[str, str]:
 
 
 def indirect_indexing(length: int, random: Random) -> tuple[str, str]:
-    """`caBd=B-2` → `c`: the letter so many places before or after a named one, at most 4; `length` ≤ 52 distinct letters.
+    """`cabdb=d-2` → `a`: the letter up to four places before or after one that occurs once.
 
-    A guess at a letter that far from either end is right one time in 7.6 at length 10. Gopalakrishnan et al. 2025: PoPE
-    answers 94.82 % of theirs, RoPE 11.16 %.
+    Without looking for it, the most frequent letter of those that the shift allows is right 44 % of the time at length
+    8, 30 % at 32. Gopalakrishnan et al. 2025: PoPE answers 94.82 % of theirs, RoPE 11.16 %.
     """
-    letters, furthest = "".join(random.sample(string.ascii_letters, length)), min(4, length - 1)
+    furthest, asked = min(4, length - 1), random.choice(LETTERS)
     shift = random.randint(-furthest, furthest)
-    asked = random.randrange(max(0, -shift), length - max(0, shift))
-    return f"{letters}={letters[asked]}{shift:+}", letters[asked + shift]
+    place = random.randrange(max(0, -shift), length - max(0, shift))
+    letters = random.choices(LETTERS.replace(asked, ""), k=length)
+    letters[place] = asked
+    return f"{''.join(letters)}={asked}{shift:+}", letters[place + shift]
 
 
 def addition(length: int, random: Random) -> tuple[str, str]:

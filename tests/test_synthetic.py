@@ -1,6 +1,5 @@
 import random
 import re
-import string
 
 import numpy
 import pytest
@@ -38,8 +37,8 @@ def by_reading(task, prompt):
         assert len(values) == len(pairs) / 2, "a key came twice"
         return values[asked]
     if task == "indirect-indexing":
-        letters, asked, sign, steps = re.fullmatch("([a-zA-Z]+)=([a-zA-Z])([+-])([0-9])", prompt).groups()
-        assert len(set(letters)) == len(letters), "the named letter would not be the only one"
+        letters, asked, sign, steps = re.fullmatch("([a-j]+)=([a-j])([+-])([0-4])", prompt).groups()
+        assert letters.count(asked) == 1
         asked_behind = letters.split(asked)[sign == "+"]
         behind = asked + asked_behind if sign == "+" else (asked_behind + asked)[::-1]
         return behind[int(steps)]
@@ -72,7 +71,7 @@ def test_a_length_decides_how_long_prompt_and_answer_are(task):
 
 @pytest.mark.parametrize(
     ("task", "prompts", "answers"),
-    [("k-back", 8, 10), ("induction", 10, 10), ("recall", 26, 10), ("addition", 10, 2), ("indirect-indexing", 5, 52)],
+    [("k-back", 8, 10), ("induction", 10, 10), ("recall", 26, 10), ("addition", 10, 2), ("indirect-indexing", 5, 10)],
 )
 def test_everything_that_can_be_asked_is(task, prompts, answers):
     """A letter or distance that never comes could be answered without looking."""
@@ -90,9 +89,9 @@ def test_every_place_is_asked_for(task, step, named):
 
 
 def test_indirect_indexing_goes_up_to_four_places_both_ways_and_not_out_of_the_string():
-    shifts = [int(prompt[-2:]) for prompt, _ in examples("indirect-indexing", 40, 1000, seed=2)]
+    shifts = [int(prompt[-2:]) for prompt, _ in examples("indirect-indexing", 32, 1000, seed=2)]
     assert {*shifts} == {*range(-4, 5)}
-    assert examples("indirect-indexing", 1, 1, seed=0)[0][0][2:] in {f"{letter}+0" for letter in string.ascii_letters}
+    assert examples("indirect-indexing", 1, 1, seed=0)[0][0][2:] in {f"{letter}+0" for letter in LETTERS}
 
 
 def test_scored_lengths_go_from_half_the_trained_one_to_four_times_it(task):
