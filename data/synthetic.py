@@ -75,15 +75,7 @@ TASKS: dict[str, Callable[[int, Random], tuple[str, str]]] = {
     task.__name__.replace("_", "-"): task
     for task in (copy, reverse, k_back, induction, recall, addition, indirect_indexing)
 }
-TRAINED_LENGTHS = {
-    "copy": 8,
-    "reverse": 8,
-    "k-back": 8,
-    "induction": 8,
-    "recall": 6,
-    "addition": 4,
-    "indirect-indexing": 10,
-}
+TRAINED_LENGTHS = dict.fromkeys(TASKS, 8) | {"recall": 6, "addition": 4}
 
 
 def task_of(source: str) -> str | None:
