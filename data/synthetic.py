@@ -46,6 +46,20 @@ def recall(length: int, random: Random) -> tuple[str, str]:
     return f"{''.join(map(''.join, zip(keys, values)))}={keys[asked]}", values[asked]
 
 
+def indirect_indexing(length: int, random: Random) -> tuple[str, str]:
+    """`cabdb=d-2` → `a`: the letter up to four places before or after one that occurs once.
+
+    Without looking for it, the most frequent letter of those that the shift allows is right 44 % of the time at length
+    8, 30 % at 32. Gopalakrishnan et al. 2025: PoPE answers 94.82 % of theirs, RoPE 11.16 %.
+    """
+    furthest, asked = min(4, length - 1), random.choice(LETTERS)
+    shift = random.randint(-furthest, furthest)
+    place = random.randrange(max(0, -shift), length - max(0, shift))
+    letters = random.choices(LETTERS.replace(asked, ""), k=length)
+    letters[place] = asked
+    return f"{''.join(letters)}={asked}{shift:+}", letters[place + shift]
+
+
 def addition(length: int, random: Random) -> tuple[str, str]:
     """`42+39=` → `711`, that is 24 + 93 = 117: numbers of `length` digits, a sum one digit longer, last digit first.
 
@@ -58,9 +72,10 @@ def addition(length: int, random: Random) -> tuple[str, str]:
 
 
 TASKS: dict[str, Callable[[int, Random], tuple[str, str]]] = {
-    task.__name__.replace("_", "-"): task for task in (copy, reverse, k_back, induction, recall, addition)
+    task.__name__.replace("_", "-"): task
+    for task in (copy, reverse, k_back, induction, recall, addition, indirect_indexing)
 }
-TRAINED_LENGTHS = {"copy": 8, "reverse": 8, "k-back": 8, "induction": 8, "recall": 6, "addition": 4}
+TRAINED_LENGTHS = dict.fromkeys(TASKS, 8) | {"recall": 6, "addition": 4}
 
 
 def task_of(source: str) -> str | None:

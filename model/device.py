@@ -38,5 +38,6 @@ def without_autocast(device: torch.device):
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on the device; to a GPU from pinned memory, so that the program need not wait for it."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    """The tensor on the device; to a GPU from pinned memory, so that the program need not wait for it."""
+    to_gpu = device.type == "cuda" and not tensor.is_cuda
+    return tensor.pin_memory().to(device, non_blocking=True) if to_gpu else tensor.to(device)

@@ -75,6 +75,20 @@ def test_loss_is_that_of_windows_side_by_side_whatever_the_pass(model, length, t
     assert evaluate(model, stream, CONTEXT) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("tokens_a_pass", [1, 24, 10_000])
+def test_unpacked_documents_are_scored_by_themselves(model, tokens_a_pass, monkeypatch):
+    """One much longer than the context in pieces, each as if it were the first."""
+    monkeypatch.setattr(evaluation, "EVAL_TOKENS", tokens_a_pass)
+    end, stream, expected = VOCAB - 1, tokens(90) % (VOCAB - 1), 0.0
+    ends = [0, 2, 5, 9, 12, 50, 58, 67, 70, 90]
+    stream[ends[:-1]] = end
+    for start, after in zip(ends, ends[1:]):
+        document = stream[start : after + 1]
+        expected += written_out(model, document, range(0, len(document) - 1, CONTEXT), CONTEXT, CONTEXT)
+    assert evaluate(model, stream, CONTEXT, end_of_text=end) == pytest.approx(expected, rel=1e-6)
+    assert evaluate(Bigram(), stream, CONTEXT, end_of_text=end) == pytest.approx(sum(Bigram().nats(stream)), rel=1e-6)
+
+
 def test_large_token_ids_are_not_taken_for_negative():
     model = Bigram()
     model.table, model.output_weight = torch.zeros(65_536, 2).index_fill(1, torch.tensor(1), 3.0), torch.eye(2)

@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from comparison.losses import losses_by_length
 from configs import TrainConfig
+from data.batches import IGNORED
 from training import evaluation, loss
 from training.evaluation import evaluate
 from training.loss import summed_loss, token_losses
@@ -55,6 +56,18 @@ def test_every_scheme_gets_its_gradient(scheme, tiny_model, batch, monkeypatch):
     monkeypatch.setattr(loss, "LOGITS", 5 * VOCAB)
     model = tiny_model(scheme)
     assert_equal_gradients(model, summed_loss(model, *batch), plain_loss(model, *batch), rtol=1e-11, atol=1e-12)
+
+
+def test_padding_leaves_loss_and_gradient_as_they_are_without_it(scheme, parts, tiny_model, tokens):
+    """Of every scheme: causal attention alone keeps it away from what is real."""
+    model, lengths = tiny_model(scheme), (5, T, 1)
+    input_ids, targets = tokens(3, T), tokens(3, T, seed=1)
+    for row, length in enumerate(lengths):
+        targets[row, length:] = IGNORED
+    apart = sum(plain_loss(model, input_ids[[n], :end], targets[[n], :end]) for n, end in enumerate(lengths))
+    value = summed_loss(model, input_ids, targets)
+    torch.testing.assert_close(value, apart, rtol=1e-13, atol=0)
+    assert_equal_gradients(model, value, apart, rtol=1e-6, atol=1e-8)  # trained angles are float32
 
 
 def test_a_second_pass_over_the_gradient_is_refused(tiny_model, batch):

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from configs import TrainConfig
+from data.batches import IGNORED
 from model.position import POSITIONS, Position
 from training.evaluation import evaluate
 from training.machine import compile_where_possible
@@ -131,9 +132,12 @@ def test_adamw_has_the_rate_and_betas_of_the_config(model, batch):
     torch.testing.assert_close(moved, torch.full_like(moved, 0.125), rtol=1e-3, atol=0)
 
 
+@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 5, 7, 99])
-def test_micro_batches_give_loss_and_gradient_of_the_whole_batch(model, batch, micro_batch_size):
+def test_micro_batches_give_loss_and_gradient_of_the_whole_batch(model, batch, micro_batch_size, padded):
     """Means of micro-batches of unequal size are not the batch's mean, nor is the last one's loss its loss."""
+    if padded:  # one micro-batch of 1 has no padding, one nothing else
+        batch[1][:, 3:][torch.arange(7) % 2 == 1], batch[1][4] = IGNORED, IGNORED
     loss = F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
     gradients = dict(zip(state(model), torch.autograd.grad(loss, list(model.parameters()))))
     before, config = state(model), TrainConfig(micro_batch_size=micro_batch_size, grad_clip=None)

@@ -36,6 +36,12 @@ def by_reading(task, prompt):
         values = dict(re.findall("([A-Z])([a-z])", pairs))
         assert len(values) == len(pairs) / 2, "a key came twice"
         return values[asked]
+    if task == "indirect-indexing":
+        letters, asked, sign, steps = re.fullmatch("([a-j]+)=([a-j])([+-])([0-4])", prompt).groups()
+        assert letters.count(asked) == 1
+        asked_behind = letters.split(asked)[sign == "+"]
+        behind = asked + asked_behind if sign == "+" else (asked_behind + asked)[::-1]
+        return behind[int(steps)]
     first, second = (sum(int(digit) * 10**n for n, digit in enumerate(part)) for part in prompt[:-1].split("+"))
     digits = len(prompt) // 2
     return "".join(str((first + second) // 10**n % 10) for n in range(digits))
@@ -56,6 +62,7 @@ def test_a_length_decides_how_long_prompt_and_answer_are(task):
         "induction": lambda n: (n + 3, 1),
         "recall": lambda n: (2 * n + 2, 1),
         "addition": lambda n: (2 * n + 2, n + 1),
+        "indirect-indexing": lambda n: (n + 4, 1),
     }
     for length in scored_lengths(task):
         found = {(len(prompt), len(answer)) for prompt, answer in examples(task, length, 50, seed=1)}
@@ -64,7 +71,7 @@ def test_a_length_decides_how_long_prompt_and_answer_are(task):
 
 @pytest.mark.parametrize(
     ("task", "prompts", "answers"),
-    [("k-back", 8, 10), ("induction", 10, 10), ("recall", 26, 10), ("addition", 10, 2)],
+    [("k-back", 8, 10), ("induction", 10, 10), ("recall", 26, 10), ("addition", 10, 2), ("indirect-indexing", 5, 10)],
 )
 def test_everything_that_can_be_asked_is(task, prompts, answers):
     """A letter or distance that never comes could be answered without looking."""
@@ -73,10 +80,18 @@ def test_everything_that_can_be_asked_is(task, prompts, answers):
     assert len({answer[-1] for _, answer in made}) == answers
 
 
-@pytest.mark.parametrize(("task", "step"), [("induction", 1), ("recall", 2)])
-def test_every_place_is_asked_for(task, step):
+@pytest.mark.parametrize(
+    ("task", "step", "named"), [("induction", 1, -1), ("recall", 2, -1), ("indirect-indexing", 1, -3)]
+)
+def test_every_place_is_asked_for(task, step, named):
     made = examples(task, 16, 1000, seed=2)
-    assert {prompt.index(prompt[-1]) for prompt, _ in made} == set(range(0, 16 * step, step))
+    assert {prompt.index(prompt[named]) for prompt, _ in made} == set(range(0, 16 * step, step))
+
+
+def test_indirect_indexing_goes_up_to_four_places_both_ways_and_not_out_of_the_string():
+    shifts = [int(prompt[-2:]) for prompt, _ in examples("indirect-indexing", 32, 1000, seed=2)]
+    assert {*shifts} == {*range(-4, 5)}
+    assert examples("indirect-indexing", 1, 1, seed=0)[0][0][2:] in {f"{letter}+0" for letter in LETTERS}
 
 
 def test_scored_lengths_go_from_half_the_trained_one_to_four_times_it(task):

@@ -12,9 +12,11 @@ from unittest import mock
 import pytest
 import torch
 
+from configs import WandbConfig
 from tiny import config_file, names, rows, run_config, train_until, trained
 from training import versions as versions_module
 from training.loop import train
+from training.tracking import track_report
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,10 +51,17 @@ class FakeWandb:
             raise self.Error("cannot\nrewind")
         return self
 
-    def log(self, row, step):
+    def Table(self, columns, data):
+        return columns, data
+
+    def Html(self, text, inject):
+        assert not inject, "it would change the page"
+        return text
+
+    def log(self, row, step=None):
         self.logged.append({**row, "step": step})
 
-    def finish(self, exit_code):
+    def finish(self, exit_code=0):
         self.finished.append(exit_code)
 
 
@@ -130,6 +139,58 @@ def test_wandb_without_login_or_network_goes_on_offline(tmp_path, wandb, capsys,
     assert all(settings["settings"].init_timeout <= 30 for settings in wandb.inits)
     (warning,) = warnings(capsys)
     assert "offline" in warning
+
+
+TABLES = [SimpleNamespace(title="Losses", header=["variant", "loss"], rows=[["rope", "1.0"], ["none", "2.0"]])]
+
+
+@pytest.fixture
+def reported(tmp_path):
+    """The folder of a comparison."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in ("report.html", "loss.svg", "report.md"):
+        (folder / name).write_text(f"<p>{name} ±</p>", encoding="utf-8")
+    return folder
+
+
+def test_wandb_gets_tables_page_and_pictures_of_a_comparison_in_its_group(reported, wandb):
+    """Once: a report made again goes to the same run."""
+    track_report(reported, WandbConfig(), TABLES)
+    assert not wandb.inits
+    track_report(reported, WandbConfig(mode="online", project="p"), TABLES)
+    track_report(reported, WandbConfig(mode="online", group="g"), TABLES)
+    asked = [[each.get(key) for key in ("name", "project", "group", "id", "resume")] for each in wandb.inits]
+    assert asked == [["mine", "p", "mine", None, None], ["mine", "whereabouts", "g", "abc123", "allow"]]
+    pages = {name: f"<p>{name} ±</p>" for name in ("report.html", "loss.svg")}
+    table = (["variant", "loss"], [["rope", "1.0"], ["none", "2.0"]])
+    assert wandb.logged == [{"Losses": table, **pages, "step": None}] * 2
+    assert wandb.finished == [0, 0]
+
+
+def test_a_report_that_wandb_refuses_is_a_warning(reported, wandb, capsys):
+    wandb.init = mock.Mock(side_effect=wandb.Error("not today"))
+    track_report(reported, WandbConfig(mode="offline"), TABLES)
+    assert warnings(capsys)[0].endswith("could not log the report offline (not today); next: continue without it")
+
+
+def test_the_real_wandb_offline_takes_a_report(reported, tmp_path):
+    """A process of its own: wandb keeps a service alive."""
+    code = """
+import sys; from pathlib import Path; from types import SimpleNamespace
+from configs import WandbConfig; from training.tracking import track_report
+table = SimpleNamespace(title="Losses", header=["variant", "loss"], rows=[["rope", "1.0"]])
+track_report(Path(sys.argv[1]), WandbConfig(mode="offline"), [table])"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment |= {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code, reported]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    (media,) = reported.glob("wandb/offline-run-*/files/media")
+    pages = {path.read_text(encoding="utf-8") for path in media.glob("html/*.html")}
+    assert pages == {"<p>report.html ±</p>", "<p>loss.svg ±</p>"}
+    (table,) = media.glob("table/*.json")
+    assert json.loads(table.read_text())["data"] == [["rope", "1.0"]]
 
 
 def test_the_real_wandb_offline_writes_inside_the_run_folder(tmp_path):

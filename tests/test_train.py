@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -16,7 +17,7 @@ import generate
 import train as program
 from base import InputError
 from configs import load_config
-from data.batches import Batches
+from data.batches import IGNORED, Batches
 from data.corpus import load_corpus
 from model.checkpoint import find_checkpoint, load_checkpoint
 from model.transformer import Transformer
@@ -95,6 +96,49 @@ def test_logged_losses_are_of_the_whole_batch_and_validation_split(tmp_path):
     assert last["val_loss"] == pytest.approx(nats / (len(corpus.val) - 1), rel=1e-6)
     text_bytes = len(TEXT) - round(len(TEXT) * 0.9)
     assert last["val_bits_per_byte"] == pytest.approx(nats / 0.6931471805599453 / text_bytes, rel=1e-6)
+
+
+@pytest.fixture
+def unpacked(tmp_path):
+    """Settings to train on documents of 1 to 31 words, one by one; most are longer than a context, some shorter."""
+    lines = [json.dumps({"text": " ".join(TEXT.split()[:length])}) for length in range(1, 32)]
+    (tmp_path / "lines.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return f"data.source={tmp_path / 'lines.jsonl'}", "data.pack=false"
+
+
+def test_unpacked_losses_and_tokens_are_those_of_real_targets(tmp_path, unpacked):
+    config = trained(tmp_path, *unpacked, "train.micro_batch_size=3")
+    corpus, model, end = load_corpus(config.data), initial_model(config), 256
+    batches = Batches(corpus.train, 16, 4, config.seed, end)
+    input_ids, targets = batches[0]
+    with torch.no_grad():
+        expected = F.cross_entropy(model(input_ids)[targets != IGNORED], targets[targets != IGNORED]).item()
+    logged = rows(config.folder)
+    assert logged[0]["train_loss"] == pytest.approx(expected, rel=1e-6)
+    assert [row["tokens"] for row in logged] == [batches.targets(row["step"]) for row in logged]
+    assert (targets == IGNORED).any(), "no padding in this test"
+    trained_model = load_checkpoint(find_checkpoint(config.folder))
+    nats = evaluate(trained_model, corpus.val, 16, end_of_text=end)
+    assert logged[-1]["val_loss"] == pytest.approx(nats / (len(corpus.val) - 1), rel=1e-6)
+    assert nats != pytest.approx(evaluate(trained_model, corpus.val, 16), rel=1e-4)
+
+
+def test_an_unpacked_run_stopped_twice_ends_as_if_never_stopped(tmp_path, unpacked):
+    """Over three epochs, whose order comes from no state."""
+    whole, stopped = whole_and_other(tmp_path, *unpacked, "train.steps=40", "train.checkpoint_every=4")
+    train_until(9, stopped)
+    train_until(30, stopped, resume=True)
+    train(stopped, resume=True)
+    assert_same_bits(stopped, whole)
+
+
+def test_padding_is_compiled_too(tmp_path, unpacked, monkeypatch):
+    """The length differs from batch to batch; without code of the compiler's own, so that the bits are those of eager."""
+    settings = *unpacked, "model.position=alibi", "train.steps=3"
+    eager = trained(tmp_path, *settings, "name=eager")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    compiled = trained(tmp_path, *settings, "name=compiled", "train.compile=true")
+    assert_same_bits(compiled, eager)
 
 
 def test_every_scheme_trains_all_its_parameters_and_generates(tmp_path, scheme, capsys):
@@ -185,7 +229,7 @@ def test_a_run_is_resumed_only_as_the_same_experiment(tmp_path):
     config = run_config(tmp_path)
     result, before = train(config), contents(config.folder)
     for key, value in [("seed", 1), ("train.learning_rate", 0.02), ("model.hidden_size", 32), ("model.position", "none"),
-                       ("data.val_fraction", 0.2)]:  # fmt: skip
+                       ("data.val_fraction", 0.2), ("data.pack", "false")]:  # fmt: skip
         with pytest.raises(InputError, match=f"cannot resume with another .*{key}"):
             train(run_config(tmp_path, f"{key}={value}"), resume=True)
     with pytest.raises(InputError, match="train.steps.* 6 .* 4$"):

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.batches import windows
 from model.device import is_out_of_memory
 from model.transformer import Transformer
 from training.loss import token_losses
@@ -15,15 +16,17 @@ EVAL_TOKENS = 8192  # at most in a pass; bounds the memory, whatever the batch s
 
 
 @torch.no_grad()
-def evaluate(model: Transformer, tokens: np.ndarray, context: int, signals: Sequence[int] = ()) -> float | None:
-    """Nats summed over all tokens but the first, each scored once, in windows of `context` side by side.
+def evaluate(
+    model: Transformer, tokens: np.ndarray, context: int, signals: Sequence[int] = (), end_of_text: int | None = None
+) -> float | None:
+    """Nats summed over all tokens but the first, each scored once, in the `windows` of data.batches.
 
-    None if `signals`, a list that a signal handler may fill meanwhile, holds any after a pass.
+    Those of one length go together, so that none needs padding. None if `signals`, a list that a signal handler may fill meanwhile, holds any after a pass.
     """
-    total, whole = 0.0, (len(tokens) - 1) // context * context
-    for part in (tokens[: whole + 1], tokens[whole:]):  # the rest is one shorter window
-        length = max(1, min(context, len(part) - 1))
-        for nats in window_nats(model, part, range(0, len(part) - 1, length), length, length):
+    total = 0.0
+    starts, lengths = windows(tokens, context, end_of_text)
+    for length in np.unique(lengths)[::-1].tolist():
+        for nats in window_nats(model, tokens, starts[lengths == length], length, length):
             total += nats.sum().item()
             if signals:
                 return None

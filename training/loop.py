@@ -17,9 +17,10 @@ from base import InputError
 from configs import Config, TrainConfig, load_config
 from data.batches import Batches
 from data.corpus import Corpus, load_corpus
+from data.documents import END_OF_TEXT
 from data.tokenizer import tokenizer_files
 from model.checkpoint import TRAINER, load_checkpoint, load_trainer, save_checkpoint
-from model.device import autocast, pick_device, to_device
+from model.device import autocast, pick_device
 from model.transformer import Transformer
 from training.evaluation import bits_per_byte, evaluate
 from training.machine import compile_where_possible, explain_out_of_memory, using_threads
@@ -112,6 +113,7 @@ class Trainer:
     next_line: float = 0.0  # when to print progress again, as time.monotonic()
     settings: TrainConfig = field(init=False)
     context: int = field(init=False)
+    end_of_text: int | None = field(init=False)  # None: documents are packed
     device: torch.device = field(init=False)
     batches: Batches = field(init=False)
     bar: tqdm = field(init=False)
@@ -120,7 +122,10 @@ class Trainer:
     def __post_init__(self):
         self.settings, self.context = self.run.config.train, self.run.config.model.max_position_embeddings
         self.device = self.model.output_weight.device
-        self.batches = Batches(self.corpus.train, self.context, self.settings.batch_size, self.run.config.seed)
+        packed = self.run.config.data.pack
+        self.end_of_text = None if packed else self.corpus.tokenizer.token_to_id(END_OF_TEXT)
+        drawn = self.context, self.settings.batch_size, self.run.config.seed
+        self.batches = Batches(self.corpus.train, *drawn, self.end_of_text)
 
     def train(self) -> None:
         """Takes the remaining steps; logs, saves and evaluates when the config says so."""
@@ -174,9 +179,9 @@ class Trainer:
         """One update of the weights, on the batch of this step."""
         begun = time.perf_counter()
         rate = learning_rate(self.step, self.settings)
-        input_ids, targets = (to_device(ids, self.device) for ids in self.batches[self.step - 1])
+        batch = self.batches[self.step - 1]
         with explain_out_of_memory(self.device, self.settings.micro_batch_size, self.settings.batch_size):
-            result = optimizer_step(self.model, self.optimizer, input_ids, targets, rate, self.settings)
+            result = optimizer_step(self.model, self.optimizer, *batch, rate, self.settings)
         self.busy_seconds, self.busy_steps = self.busy_seconds + time.perf_counter() - begun, self.busy_steps + 1
         return result
 
@@ -198,7 +203,7 @@ class Trainer:
 
     def log_step(self, result: StepResult) -> None:
         """Logs a training row; loss and gradient norm are None unless both are finite."""
-        speed = self.busy_steps * self.settings.batch_size * self.context / self.busy_seconds
+        speed = self.batches.targets(self.busy_steps) / self.busy_seconds
         self.busy_seconds, self.busy_steps = 0.0, 0
         loss, norm, rate = result if result.is_finite else (None, None, result.learning_rate)
         row = {"train_loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens_per_second": speed}
@@ -210,8 +215,8 @@ class Trainer:
             self.next_line = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def log(self, numbers: dict) -> None:
-        """Appends a row of this step to metrics.jsonl, and tracks it."""
-        row = {"step": self.step, "tokens": self.step * self.settings.batch_size * self.context, **numbers}
+        """Appends a row of this step to metrics.jsonl, and tracks it; its tokens are the targets so far, without padding."""
+        row = {"step": self.step, "tokens": self.batches.targets(self.step), **numbers}
         self.run.log(row)
         self.track(row)
 
@@ -252,7 +257,7 @@ class Trainer:
     def total_nats(self, tokens: np.ndarray, signals: list[int] = ()) -> float | None:
         """What `training.evaluation.evaluate` gives for the current model."""
         with autocast(self.settings.dtype, self.device), explain_out_of_memory(self.device, 1, 1):
-            return evaluate(self.model, tokens, self.context, signals)
+            return evaluate(self.model, tokens, self.context, signals, self.end_of_text)
 
     def end_as_diverged(self, problem: str) -> NoReturn:
         """Ends the run with an InputError, and records the problem in metrics.jsonl.

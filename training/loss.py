@@ -4,13 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from data.batches import IGNORED
 from model.transformer import Transformer
 
 LOGITS = 2**24  # at most at once, 64 MB; 8,192 tokens with a vocabulary of 131,072 have 64 times as many
 
 
 def summed_loss(model: Transformer, input_ids: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy in nats, summed over all B·T targets, from input_ids and targets (B, T); for one backward pass."""
+    """Cross-entropy in nats, summed over targets (B, T) but IGNORED ones, from input_ids (B, T); for one backward pass."""
     return _SummedNats.apply(model.hidden_states(input_ids).flatten(0, 1), model.output_weight, targets.flatten())
 
 
@@ -33,11 +34,12 @@ class _SummedNats(torch.autograd.Function):
     def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         losses, of_hidden, of_weight = [], [], torch.zeros_like(weight)
         for part, log_probs, each in _log_probs(hidden, weight, targets):
-            losses.append(F.nll_loss(log_probs, each, reduction="sum"))
-            of_logits = log_probs.exp_()
-            of_logits[torch.arange(len(each), device=each.device), each] -= 1
-            of_hidden.append(of_logits @ weight)
-            of_weight += of_logits.T @ part  # not addmm_, which stays float32 under autocast
+            losses.append(F.nll_loss(log_probs, each, reduction="sum", ignore_index=IGNORED))
+            of_logits, real = log_probs.exp_(), each[:, None] != IGNORED
+            of_logits[torch.arange(len(each), device=each.device), each.clamp(min=0)] -= 1
+            # Times `real` here, where rows are narrow; to select them would make the program wait for a GPU.
+            of_hidden.append(of_logits @ weight * real)
+            of_weight += of_logits.T @ (part * real)  # not addmm_, which stays float32 under autocast
         ctx.save_for_backward(torch.cat(of_hidden).to(hidden.dtype), of_weight)
         return torch.stack(losses).sum()
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from configs import TrainConfig
-from model.device import autocast
+from data.batches import IGNORED
+from model.device import autocast, to_device
 from model.transformer import Transformer
 from training.loss import summed_loss
 
@@ -15,7 +16,7 @@ from training.loss import summed_loss
 class StepResult(NamedTuple):
     """What a step reports."""
 
-    loss: float  # mean over the whole batch, in nats per token
+    loss: float  # mean over the targets of the whole batch, in nats per token
     grad_norm: float  # before clipping
     learning_rate: float
 
@@ -35,12 +36,14 @@ def optimizer_step(
 ) -> StepResult:
     """Updates the weights once from input_ids and targets (batch_size, T), unless loss or gradient is not finite.
 
-    Micro-batches accumulate sums over tokens, not means, since the last one may be smaller.
+    Micro-batches accumulate sums over targets, not means, since some may have fewer.
     """
+    count = (targets != IGNORED).sum().item()  # before they move to a GPU, for which the program would wait
+    input_ids, targets = (to_device(ids, model.output_weight.device) for ids in (input_ids, targets))
     loss = torch.zeros((), device=input_ids.device)
     for part in zip(input_ids.split(config.micro_batch_size), targets.split(config.micro_batch_size)):
         with autocast(config.dtype, input_ids.device):
-            share = summed_loss(model, *part) / targets.numel()
+            share = summed_loss(model, *part) / count
         share.backward()
         loss += share.detach()
     limit = math.inf if config.grad_clip is None else config.grad_clip

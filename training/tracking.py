@@ -1,9 +1,12 @@
 """Optional logging to Weights & Biases."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
 
+from configs import WandbConfig
 from training.run import RunFolder, replace_text
 
 
@@ -34,16 +37,39 @@ def tracking(run: RunFolder, step: int) -> Iterator[Callable[[dict], None]]:
         tracked.finish(exit_code=failed)
 
 
+class Table(Protocol):
+    """Rows of cells under a header."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+def track_report(folder: Path, config: WandbConfig, tables: Iterable[Table]) -> None:
+    """Sends a comparison's tables, and all pages and pictures of its folder, to one wandb run, if config asks for it.
+
+    The run has the folder's name, which is also its group unless config has one; a report made again adds to it. Else as
+    `tracking`.
+    """
+    if config.mode == "disabled":
+        return
+    import wandb
+
+    file = folder / "wandb_id"
+    known = {"id": file.read_text(encoding="utf-8"), "resume": "allow"} if file.is_file() else {}
+    ways = [(f"log the report {mode}", {"mode": mode, **known}) for mode in _modes(config)]
+    if tracked := _first_that_works(ways, folder, config.model_copy(update={"group": config.group or folder.name})):
+        shown = {table.title: wandb.Table(columns=table.header, data=table.rows) for table in tables}
+        for page in sorted([*folder.glob("*.html"), *folder.glob("*.svg")]):  # its images are pixels
+            shown[page.name] = wandb.Html(page.read_text(encoding="utf-8"), inject=False)
+        tracked.log(shown)
+        tracked.finish()
+
+
 def _begin(run: RunFolder, step: int):
     """The wandb run, or None if wandb refuses every way to begin it."""
-    import wandb  # optional, and takes a second
-
     config, file = run.config, run.path / "wandb_id"
-    modes = ["online", "offline"] if config.wandb.mode == "online" else ["offline"]
-    # without a login, wandb.init would open a menu and wait
-    if "online" in modes and not wandb.login(prompt=False, verify=False):
-        print("warning: no wandb login found; logging offline", file=sys.stderr)
-        modes.remove("online")
+    modes = _modes(config.wandb)
     ways = [(f"start a run {mode}", {"mode": mode}) for mode in modes]
     if step and file.is_file():
         known = file.read_text(encoding="utf-8")
@@ -53,16 +79,34 @@ def _begin(run: RunFolder, step: int):
         if "online" in modes:  # not every server can rewind
             again.insert(1, (f"add to run {known} online", {"mode": "online", "id": known, "resume": "allow"}))
         ways = [*again, ways[-1]]
+    return _first_that_works(ways, run.path, config.wandb, config=config.model_dump(mode="json"))
+
+
+def _modes(config: WandbConfig) -> list[str]:
+    """The modes to try in turn."""
+    import wandb  # optional, and takes a second
+
+    # without a login, wandb.init would open a menu and wait
+    if config.mode == "online" and not wandb.login(prompt=False, verify=False):
+        print("warning: no wandb login found; logging offline", file=sys.stderr)
+        return ["offline"]
+    return ["online", "offline"] if config.mode == "online" else ["offline"]
+
+
+def _first_that_works(ways: list[tuple[str, dict]], folder: Path, asked: WandbConfig, **more):
+    """The wandb run of a folder, begun in the first way that wandb accepts, or None; the folder keeps its id."""
+    import wandb
+
     for (what, how), (then, _) in zip(ways, [*ways[1:], ("continue without it", None)]):
         try:
             settings = wandb.Settings(init_timeout=20, silent=True)
-            place = {"name": config.name, "dir": run.path, **config.wandb.model_dump(exclude={"mode"})}
-            tracked = wandb.init(**place, config=config.model_dump(mode="json"), settings=settings, **how)
+            place = {"name": folder.name, "dir": folder, **asked.model_dump(exclude={"mode"})}
+            tracked = wandb.init(**place, settings=settings, **more, **how)
         except (wandb.Error, ValueError) as error:
             reason = " ".join(str(error).split())
             print(f"warning: wandb could not {what} ({reason:.200}); next: {then}", file=sys.stderr)
         else:
-            replace_text(file, tracked.id)
+            replace_text(folder / "wandb_id", tracked.id)
             return tracked
     return None
 
