@@ -23,6 +23,7 @@ from comparison.report import write
 from comparison.results import Cost, MeasuredRun, RateSpread, Results
 from comparison.schedule import train_all
 from comparison.summary import best_rate, summarize, sweep
+from comparison.tables import tables
 from comparison.tuning import finished, next_runs, reported_runs, tuning_runs
 from configs import Config
 from data.corpus import load_corpus
@@ -30,6 +31,7 @@ from data.synthetic import TRAINED_LENGTHS, task_of
 from model.checkpoint import read_json
 from settings import one_line
 from training.run import RunFolder, replace_text
+from training.tracking import track_report
 from training.versions import versions
 
 SAME_START = "All variants of a seed start from the same shared initial weights and see the same batches."
@@ -49,11 +51,14 @@ def compare(comparison: Comparison, jobs: int = 1) -> str:
     for condition, part in comparison.parts().items():
         found[condition] = _compare(part, jobs, corpora)
         text = write(found[condition], part.config.folder, comparison=part.config.model_dump(mode="json"))
+        wandb = next_runs(part)[0].config.wandb
+        track_report(part.config.folder, wandb, tables(found[condition]))
     if config.conditions:
         page, text, pictures = overview(found)
         with writing(config.folder):
             for name, content in {"report.html": page, "report.md": text, **pictures}.items():
                 (config.folder / name).write_text(content, encoding="utf-8")
+        track_report(config.folder, wandb, [])
     return text
 
 

@@ -86,11 +86,11 @@ def measure(
             replace_text(file, json.dumps(kept, default=asdict))
         return kept[name]["numbers"]
 
-    start = run.config.model, run.config.seed
-    numbers = remembered("model", {}, partial(_measure_all, context=context, start=start))
+    start, packed = (run.config.model, run.config.seed), run.config.data.pack
+    numbers = remembered("model", {}, partial(_measure_all, context=context, packed=packed, start=start))
     model = run.config.trained_model
     others = {name: options for name, options in evaluate_with.items() if not rejection(model, options)}
-    evaluate = partial(_evaluate, context=context)
+    evaluate = partial(_evaluate, context=context, packed=packed)
     others = {name: remembered(f"with {name}", options, evaluate) for name, options in others.items()}
     try:
         return TypeAdapter(MeasuredRun).validate_python({**vars(logged), **numbers, "evaluated_with": others})
@@ -98,8 +98,9 @@ def measure(
         raise InputError(f"{file}: damaged; without it all is measured again ({one_line(error)})") from None
 
 
-def _evaluate(model: Transformer, corpus: Corpus, context: int) -> dict:
-    by_context, by_position = losses_by_length(model, corpus.val, context)
+def _evaluate(model: Transformer, corpus: Corpus, context: int, packed: bool) -> dict:
+    # without packing no window has more than one example
+    by_context, by_position = losses_by_length(model, corpus.val, context) if packed else (None, None)
     task = task_of(corpus.source)
     shares = exact_match(model, corpus.tokenizer, task, scored_lengths(task)) if task else None
     return {
@@ -109,9 +110,12 @@ def _evaluate(model: Transformer, corpus: Corpus, context: int) -> dict:
     }
 
 
-def _measure_all(model: Transformer, corpus: Corpus, context: int, start: tuple[ModelConfig, int]) -> dict:
-    return _evaluate(model, corpus, context) | {
-        "attention": attention_by_distance(model, corpus.val, model.config.max_position_embeddings),
+def _measure_all(
+    model: Transformer, corpus: Corpus, context: int, packed: bool, start: tuple[ModelConfig, int]
+) -> dict:
+    trained = model.config.max_position_embeddings
+    return _evaluate(model, corpus, context, packed) | {
+        "attention": attention_by_distance(model, corpus.val, trained) if packed else None,
         "embedding_rms": {"start": embedding_rms(Transformer(*start)), "end": embedding_rms(model)},
         "position_parameters": sum(parameter.numel() for parameter in model.position.parameters()),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),

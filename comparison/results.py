@@ -45,7 +45,7 @@ class SchemeMetric(Generic[Curve]):
 
 @dataclass(frozen=True)
 class Evaluation(Generic[Curve]):
-    """What is also measured with other position options. Losses are in nats per token."""
+    """What is also measured with other position options. Losses are in nats per token, None of data that isn't packed."""
 
     loss_by_context: Curve | None  # (tokens of context, also below the trained one; loss)
     loss_by_position: Curve | None  # (last position of a bin, in tokens; loss)
@@ -97,7 +97,7 @@ class LoggedRun(Run):
 class MeasuredRun(Evaluation[Pairs], LoggedRun):
     """What a run logged, and what was measured of its model."""
 
-    attention: Attention | None  # None without a softmax, or with a score that is not finite
+    attention: Attention | None  # None without a softmax, with a score that is not finite, of data that isn't packed
     embedding_rms: dict[str, EmbeddingRms]  # at the start and at the end of training
     position_parameters: int
     parameters: int

@@ -3,6 +3,7 @@ import math
 import re
 import shutil
 import statistics
+from contextlib import nullcontext
 from xml.etree import ElementTree
 
 import pytest
@@ -12,6 +13,7 @@ import yaml
 import compare as program
 from base import InputError
 from browser import BROWSER, check_layout, look
+from comparison import commands
 from comparison.commands import compare
 from comparison.design import load_comparison
 from comparison.inference import Spread
@@ -524,3 +526,20 @@ def test_a_text_too_short_for_long_contexts_still_gives_a_table(tmp_path, seeds)
     table = compare(load_comparison(str(path), []))
     assert "n/a" in table and ("±" in columns(table, 2)[0]) == (len(seeds) > 1)
     assert dict(written(tmp_path)["runs"]["rope"][0]["loss_by_context"])[64] is None
+
+
+def test_unpacked_data_has_no_losses_by_context(tmp_path):
+    """A window across examples is nothing that such a model was trained on."""
+    run_comparison(tmp_path, "data.pack=false", seeds=[0])
+    (run,) = written(tmp_path)["runs"]["rope"]
+    assert (run["loss_by_context"], run["loss_by_position"], run["attention"]) == (None, None, None)
+
+
+def test_a_report_is_sent_to_wandb_where_its_runs_are(tmp_path, monkeypatch):
+    sent = []
+    monkeypatch.setattr(commands, "track_report", lambda *what: sent.append(what))
+    monkeypatch.setattr(loop, "tracking", lambda *_: nullcontext(lambda _: None))
+    run_comparison(tmp_path, "wandb.mode=offline", seeds=[0], conditions={"a": {}})
+    out = tmp_path / "runs" / "cmp"
+    assert [(folder, config.group) for folder, config, _ in sent] == [(out / "a", "cmp"), (out, "cmp")]
+    assert sent[0][2][0].rows
