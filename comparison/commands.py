@@ -1,44 +1,21 @@
 """What compare.py does: trains the runs of a comparison and reports on them, or reports on finished runs."""
 
-import hashlib
-import json
-import os
-import platform
-import re
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-import matplotlib
-import torch
-from pydantic import TypeAdapter, ValidationError
 
 from base import InputError, writing
-from comparison.cost import measure_costs
-from comparison.design import CompareConfig, Comparison
-from comparison.grouping import differing, group, in_bits_per_byte, open_run, same_tokens
-from comparison.measure import Corpora, measure, read_run
+from comparison.design import Comparison
+from comparison.gathering import gather
+from comparison.grouping import group, open_run
+from comparison.measure import Corpora
 from comparison.overview import overview
 from comparison.report import write
-from comparison.results import Cost, MeasuredRun, RateSpread, Results
+from comparison.results import Results
 from comparison.schedule import train_all
-from comparison.summary import best_rate, summarize, sweep
 from comparison.tables import tables
 from comparison.tuning import finished, next_runs, reported_runs, tuning_runs
-from configs import Config
 from data.corpus import load_corpus
-from data.synthetic import TRAINED_LENGTHS, task_of
-from model.checkpoint import read_json
-from settings import one_line
-from training.run import RunFolder, replace_text
+from training.run import RunFolder
 from training.tracking import track_report
-from training.versions import versions
-
-SAME_START = "All variants of a seed start from the same shared initial weights and see the same batches."
-OTHER_START = "The variants differ in more than positions, and so perhaps in their initial weights and batches."
-FOUND = "These runs were found, not planned: they may differ in more than their settings, as in the program's version."
-TOKENIZERS_DIFFER = "The tokenizers differ: losses are in bits per byte, and those of single tokens are left out."
-CPU = Path("/proc/cpuinfo")
 
 
 def compare(comparison: Comparison, jobs: int = 1) -> str:
@@ -93,120 +70,3 @@ def report(folders: list[Path], baseline: str | None, out: Path) -> str:
     if baseline not in groups:
         raise InputError(f"--baseline: expected one of {', '.join(groups)}, got {baseline!r}")
     return write(gather(groups, baseline, out, Corpora(), None, {}), out)
-
-
-def gather(
-    groups: dict[str, list[RunFolder]],
-    baseline: str,
-    folder: Path,
-    corpora: Corpora,
-    plan: CompareConfig | None,
-    tuning: dict[str, list[RunFolder]],
-) -> Results:
-    """The results of finished runs. groups: the runs of each variant; folder: of the report, where costs are kept; plan:
-    the comparison that the runs were made for; tuning: those that chose the learning rates.
-
-    Runs that diverged are listed, and in no mean. InputError where the runs can't be compared, or all runs of the
-    baseline diverged.
-    """
-    folders = {str(run.path): run for runs in groups.values() for run in runs}
-    comparable = same_tokens(list(folders.values()))
-    tried = {variant: [read_run(run) for run in runs] for variant, runs in tuning.items() if runs}
-    logged = {variant: [read_run(run) for run in runs] for variant, runs in groups.items()}
-    every = {variant: tried.get(variant, []) + logged[variant] for variant in groups}
-    diverged = {variant: some for variant, runs in every.items() if (some := [run for run in runs if run.diverged])}
-    good = {variant: some for variant, runs in logged.items() if (some := [run for run in runs if not run.diverged])}
-    if baseline not in good:
-        said = f"baseline {baseline!r}: all its runs diverged, the first at {diverged[baseline][0].diverged}"
-        raise InputError(f"{said}; those that did not: {', '.join(good) or 'none'}")
-    one = folders[good[baseline][0].folder]
-    context, evaluate_with = one.config.model.max_position_embeddings, plan.evaluate_with if plan else {}
-    runs = {
-        variant: [measure(folders[run.folder], run, corpora.of, evaluate_with, context) for run in some]
-        for variant, some in good.items()
-    }
-    first = {variant: (groups[variant] or tuning[variant])[0] for variant in groups}
-    apart = differing(first)
-    keys = {key for own in apart.values() for key in own}
-    alike = all(key.startswith(("model.position.", "train.position_")) or key.endswith("learning_rate") for key in keys)
-    notes = [(SAME_START if alike else OTHER_START) if plan else FOUND]
-    if not comparable:
-        logged = {variant: [in_bits_per_byte(run) for run in some] for variant, some in logged.items()}
-        runs = {variant: [in_bits_per_byte(run) for run in some] for variant, some in runs.items()}
-        notes.append(TOKENIZERS_DIFFER)
-    margin = plan.equivalence_margin if plan else CompareConfig.model_fields["equivalence_margin"].default
-    rates = {variant: sweep(tried.get(variant, logged[variant])) for variant in groups}
-    given = plan.learning_rates if plan else []
-    return Results(
-        name=folder.name,
-        baseline=baseline,
-        unit="nats per token" if comparable else "bits per byte",
-        context=context,
-        vocab_size=one.config.model.vocab_size,
-        margin=margin,
-        trained_length=TRAINED_LENGTHS.get(task_of(one.corpus()["source"])),
-        tokens=sorted({run.tokens for some in runs.values() for run in some}),
-        notes=notes,
-        corpus=one.corpus(),
-        optimizer=", ".join(sorted({run.config.train.optimizer for run in folders.values()})),
-        versions={**versions(), "matplotlib": matplotlib.__version__},
-        hardware=hardware(),
-        differing=apart,
-        tuning_seeds=plan.tuning_seeds if plan else [],
-        sweep=rates,
-        widened=[variant for variant, rows in rates.items() if given and len(rows) > len(given)],
-        at_edge=[v for v, rows in rates.items() if given and best_rate(rows) in (None, *_edges(rows))],
-        summary=summarize(runs, baseline, margin, _apart(runs, baseline)),
-        runs=runs,
-        tuning=tried,
-        cost=_costs({variant: first[variant].config for variant in runs}, baseline, folder / "costs.json"),
-        diverged=diverged,
-    )
-
-
-def _edges(rows: list[RateSpread]) -> tuple[float, float]:
-    return rows[0].learning_rate, rows[-1].learning_rate
-
-
-def _costs(configs: dict[str, Config], baseline: str, file: Path) -> dict[str, Cost]:
-    """What the variants cost beside the baseline: measured once on a machine, so that a second report is the same."""
-    settings = {v: config.model_dump(mode="json", include={"model", "train"}) for v, config in configs.items()}
-    key = hashlib.sha256(json.dumps([settings, baseline, versions(), hardware()]).encode()).hexdigest()
-    kept = read_json(file) if file.is_file() else {}
-    if kept.get("key") != key:
-        kept = {
-            "key": key,
-            "costs": {variant: asdict(cost) for variant, cost in measure_costs(configs, baseline).items()},
-        }
-        with writing(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(file, json.dumps(kept))
-    try:
-        return TypeAdapter(dict[str, Cost]).validate_python(kept.get("costs"))
-    except ValidationError as error:
-        raise InputError(f"{file}: damaged; without it all is measured again ({one_line(error)})") from None
-
-
-def _apart(runs: dict[str, list[MeasuredRun]], baseline: str) -> dict[str, str]:
-    """Why variants cannot be compared with the baseline: another budget, or another context, that losses depend on."""
-    found = {}
-    for key, words in {"tokens": "trained on {:,} tokens", "context": "trained with a context of {:,} tokens"}.items():
-        values = {
-            variant: {run.tokens if key == "tokens" else run.config["model"]["max_position_embeddings"] for run in some}
-            for variant, some in runs.items()
-        }
-        for variant, own in values.items():
-            if own != values[baseline]:
-                found[variant] = " and ".join(words.format(value) for value in sorted(own))
-    return found
-
-
-def hardware() -> dict[str, Any]:
-    """The machine that reports: its device, CPU cores and PyTorch's threads."""
-    if torch.cuda.is_available():
-        device = torch.cuda.get_device_name()
-    else:
-        models = re.findall(r"model name\s*: (.*)", CPU.read_text()) if CPU.is_file() else []
-        device = models[0] if models else platform.processor() or platform.machine()
-    threads = torch.get_num_threads()
-    return {"device": device, "cores": os.cpu_count(), "threads": threads, "system": platform.platform()}
