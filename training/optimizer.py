@@ -23,7 +23,7 @@ def build_optimizer(model: Transformer, config: TrainConfig) -> torch.optim.Adam
         {"params": matrices, "weight_decay": config.weight_decay, **moved_by_muon},
         {"params": head, "weight_decay": config.weight_decay},
         {"params": rest, "weight_decay": 0.0},
-        {"params": position, "weight_decay": 0.0, "scale": model.position.learning_rate_scale},
+        {"params": position, "weight_decay": 0.0, "scale": model.position.options.learning_rate_multiplier},
     ]
     groups = [group for group in groups if group["params"]]
     return Muon(groups, lr=config.learning_rate, betas=config.betas, fused=True)

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 import torch
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from model.temperature import AnyTemperature
@@ -29,6 +29,8 @@ class Position(nn.Module):
         """name in the registry of model/position"""
         temperature: AnyTemperature | None = None
         """null, or {kind: log | ssmax | floor | constant, …}: a factor on the queries"""
+        learning_rate_multiplier: PositiveFloat = 1.0
+        """learning rate of the scheme's parameters, if it has any, against that of the model"""
 
         def check(self, config) -> None:
             """Raises ValueError where the scheme cannot work with a model of this ModelConfig."""
@@ -40,7 +42,6 @@ class Position(nn.Module):
     max_length: int | None = None  # number of positions the scheme knows; None: any
     shift_invariant: bool = True  # whether logits stay when all positions grow by as much; a temperature aside
     layout: str = "half"  # of the channels that a rotation pairs, see `rotate`
-    learning_rate_scale: float = 1.0  # learning rate of the scheme's parameters against that of the model
     measured: dict[str, str] = {}  # what metrics() gives, by name, in words
 
     def __init__(self, config):

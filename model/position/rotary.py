@@ -116,14 +116,11 @@ class LearnedTheta(Rotary):
     class Options(Rotary.Options):
         per_layer: bool = False
         """a set of θ for each layer; else one for all"""
-        learning_rate_multiplier: PositiveFloat = 1.0
-        """learning rate of log θ against that of the model"""
 
     measured = {"theta_drift": "|Δ log θ| of each pair"}
 
     def __init__(self, config):
         super().__init__(config)
-        self.learning_rate_scale = self.options.learning_rate_multiplier
         layers = (config.num_hidden_layers,) if self.options.per_layer else ()
         self.log_theta_drift = nn.Parameter(torch.zeros(*layers, config.head_dim // 2))
 
