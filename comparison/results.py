@@ -91,6 +91,7 @@ class LoggedRun(Run):
     grad_norm: Pairs  # (training tokens, norm before clipping)
     scheme_metrics: dict[str, SchemeMetric[Pairs]]  # by name
     corpus: dict[str, Any]
+    versions: dict[str, dict[str, str]]  # by the step after which the run was made with them: libraries, and the commit
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ RMS = EmbeddingRms(0.02, None)
 def run(seed: int, loss: float, rate: float = 0.001, tokens: int = 4000, **changes) -> MeasuredRun:
     """A run that ends at this loss, after one twice as far from 1 before."""
     made = MeasuredRun(
-        folder=f"runs/{seed}-{loss}", seed=seed, learning_rate=rate, diverged=None, config={}, corpus={},
+        folder=f"runs/{seed}-{loss}", seed=seed, learning_rate=rate, diverged=None, config={}, corpus={}, versions={},
         tokens=tokens, val_loss=loss, val_bits_per_byte=loss / 2, curve=[(tokens // 2, 2 * loss - 1), (tokens, loss)],
         grad_norm=[(tokens // 2, 1.5), (tokens, 0.5)], scheme_metrics={},
         loss_by_context=[(16, loss), (32, loss + 0.5), (64, None)], loss_by_position=[(8, loss + 1), (16, loss)],

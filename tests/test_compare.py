@@ -446,6 +446,7 @@ def test_the_report_has_a_table_the_numbers_and_pictures(done):
     assert numbers["corpus"]["train_bytes"] > numbers["corpus"]["val_bytes"] > 0 and numbers["corpus"]["hash"]
     assert numbers["comparison"]["seeds"] == [0, 7] and numbers["optimizer"] and numbers["hardware"]["cores"]
     assert {"python", "torch", "numpy"} <= numbers["versions"].keys()
+    assert numbers["runs"]["rope"][0]["versions"] == json.loads((out / "rope-seed0" / "versions.json").read_text())
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
