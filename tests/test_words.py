@@ -7,7 +7,8 @@ import pytest
 
 from comparison.results import Cost, Ratio
 from comparison.tables import tables
-from comparison.words import caveats, learned_verdicts, lost_seeds, named, sentences
+from comparison.verdicts import findings
+from comparison.words import caveats, lost_seeds, named, sentences
 from made_up import diverged, results, run, trial
 
 
@@ -22,8 +23,8 @@ def shifted(**shifts):
 def test_the_answer_names_the_lowest_loss_and_every_verdict():
     found = results(shifted(none=0.4, far=-0.1, ahead=-0.2, near=0.003), "base")
     assert sentences(found)[0] == (
-        "`ahead` has the lowest mean loss, 0.200 nats per token below `base`, beyond the noise; better beyond the noise "
-        "too: `far`; equal to `base` within 0.02: `near`; worse beyond the noise: `none`."
+        "`ahead` has the lowest mean loss, 0.200 nats per token below `base`, beyond the noise; better beyond the noise: "
+        "`far`; equal to `base` within 0.02: `near`; worse beyond the noise: `none`."
     )
 
 
@@ -45,7 +46,7 @@ def test_the_answer_says_what_to_keep_when_nothing_is_better():
 def test_what_is_not_compared_is_never_the_answer():
     found = results(shifted(longer=-0.5, near=0.003), "base", apart={"longer": "trained with a context of 64 tokens"})
     said = sentences(found)
-    assert said[0].startswith("`base` has the lowest mean loss, 3.0000 nats per token; equal")
+    assert said[0].startswith("`base`, at 3.0000 nats per token, has the lowest mean loss; equal")
     assert any("`longer` (trained with a context of 64 tokens)" in line for line in said[1:])
 
 
@@ -85,6 +86,10 @@ def test_of_many_names_the_first_and_a_count_are_said():
     assert named("abcdef") == "`a`, `b`, `c` and 3 more"
 
 
+def kinds(found):
+    return {variant: one.kind for variant, one in findings(found).items()}
+
+
 def learner(right, of=10):
     return [run(seed, 3.0, exact_match=[(4, 1.0 if seed < right else 0.2), (8, 0.0)]) for seed in range(of)]
 
@@ -93,14 +98,14 @@ def test_of_a_task_the_answer_is_the_share_of_seeds_that_learned():
     """Fisher by hand: of all ways to draw 13 learned ones from 20, those as rare as 10 and 3: p 0.0031; 4 in 10 no."""
     found = results({"base": learner(3), "none": learner(10), "some": learner(4)}, "base")
     assert 2 * comb(10, 3) / comb(20, 13) == pytest.approx(0.0031, abs=1e-4)
-    assert learned_verdicts(found) == {"none": "better", "some": "undecided"}
+    assert kinds(found) == {"none": "better", "some": "undecided", "base": "baseline"}
     assert sentences(found)[0] == (
         "Length 4, the longest trained, was learned by 10 of 10 seeds with `none`; by 3 of 10 with the baseline `base`; "
         "more often than `base` beyond the noise: `none`; undecided: `some`."
     )
-    assert learned_verdicts(results({"base": learner(10), "none": learner(3)}, "base")) == {"none": "worse"}
+    assert kinds(results({"base": learner(10), "none": learner(3)}, "base"))["none"] == "worse"
     apart = results({"base": learner(3), "longer": learner(10)}, "base", apart={"longer": "trained on 5 tokens"})
-    assert learned_verdicts(apart) == {} and "by 3 of 10 seeds with `base`" in sentences(apart)[0]
+    assert kinds(apart)["longer"] == "not compared" and "by 3 of 10 seeds with `base`" in sentences(apart)[0]
     nobody = results({"base": learner(0), "none": learner(0)}, "base")
     assert sentences(nobody)[0].startswith("No variant learned length 4")
 
@@ -121,7 +126,7 @@ def test_the_table_of_losses_says_until_when_a_variant_is_behind():
     vague = [run(seed, 2.0, curve=curve(seed, 4.0 + (1, -1, 0.1)[seed], 3.0, 2.0)) for seed in range(3)]
     found = results({"base": base, "late": late, "slow": slow, "same": base, "vague": vague}, "base")
     until = {variant: cells(found, "Losses", variant)["behind until"] for variant in found.summary}
-    assert until == {"base": "—", "late": "2k", "slow": "the end (base by 3k)", "same": "never", "vague": "never"}
+    assert until == {"base": "—", "late": "2k", "slow": "the end (baseline by 3k)", "same": "never", "vague": "never"}
 
 
 def test_costs_that_scatter_or_were_not_measured_are_no_numbers():
