@@ -142,7 +142,7 @@ def _bar(plot: Forest, one: Finding) -> str:
         width = f"{float(high[:-1]) - float(low[:-1]):.2f}%"
         parts.append(f'<rect x="{low}" width="{width}" height="100%" fill="currentColor" opacity="0.1"/>')
     for x in map(plot.place, [0] if plot.margin else plot.ticks):
-        parts.append(f'<line x1="{x}" x2="{x}" y1="0" y2="100%" stroke="currentColor" opacity="0.5"/>')
+        parts.append(f'<line x1="{x}" x2="{x}" y1="0" y2="100%" stroke="currentColor" opacity="0.4"/>')
     if one.low is not None:
         low, high = plot.place(one.low), plot.place(one.high)
         parts.append(f'<line x1="{low}" x2="{high}" y1="50%" y2="50%" stroke="{colour}" stroke-width="2"/>')

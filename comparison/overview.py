@@ -6,7 +6,6 @@ from statistics import fmean
 import numpy as np
 
 from comparison.drawing import Plot, Series, inline_svg, svg_file
-from comparison.formats import interval, number
 from comparison.page import inline, items, page, table_html
 from comparison.plots import WORST, few
 from comparison.results import Results
@@ -78,55 +77,57 @@ def differences(results: dict[str, Results]) -> Table:
 
 
 def _cell(one: Results, variant: str) -> str:
-    found, shares = findings(one).get(variant), learned(one)
-    if found is None or found.kind == "diverged":
-        return found.said if found else "n/a"
+    found, shares = findings(one).get(variant, Finding("", "n/a")), learned(one)
+    if found.value is None:
+        return found.said
     if shares:
-        share = f"{shares[variant].count} of {shares[variant].n} seeds, " if variant in shares else ""
-        return share + found.said
-    row = one.summary[variant]
+        return f"{shares[variant].count} of {shares[variant].n} seeds, {found.said}"
     if found.kind == "baseline":
-        return f"baseline: {row.val_loss.mean:.3f}"
-    around = "" if found.low is None else f" ({interval(row.difference, 3)})"
-    return f"{number(found.value, '+z.3f')}{around} {found.said}"
+        return f"baseline: {one.summary[variant].val_loss.mean:.3f}"
+    around = "" if found.low is None else f" ({found.low:+z.3f} to {found.high:+z.3f})"
+    return f"{found.value:+z.3f}{around} {found.said}"
 
 
 def at_equal_time(results: dict[str, Results]) -> Table:
     """What each variant would reach in the time that the baseline takes, where budgets of one text were compared."""
     baseline, budgets = _baseline(results), {}
-    for one in results.values():
-        if len(one.tokens) == 1:
-            budgets.setdefault(_text_and_size(one), []).append(one)
-    columns = {name: one for name, one in results.items() if len(budgets.get(_text_and_size(one), [])) > 1}
-    rows, known = [], False
-    for variant in _variants(columns):
+    for name, one in results.items():
+        some = [other for other in results.values() if _text_and_size(other) == _text_and_size(one)]
+        if len({_budget(other) for other in some}) > 1:
+            budgets[name] = some
+    rows = []
+    for variant in _variants({name: results[name] for name in budgets}):
         row = [variant]
-        for one in columns.values():
-            loss = _in_the_same_time(one, budgets[_text_and_size(one)], variant)
-            known |= loss is not None and variant != baseline
-            row.append("n/a" if loss is None else f"{loss:.3f} ({loss - one.summary[baseline].val_loss.mean:+z.3f})")
+        for name, some in budgets.items():
+            loss, own = _in_the_same_time(results[name], some, variant), results[name].summary[baseline].val_loss.mean
+            row.append("n/a" if loss is None else f"{loss:.3f} ({loss - own:+z.3f})")
         rows.append(row)
+    known = any(cell != "n/a" for variant, *cells in rows for cell in cells if variant != baseline)
     note = (
         f"Loss, and difference to `{baseline}`, after as many tokens as a variant trains on while `{baseline}` trains on "
         "the condition's: its mean final losses, interpolated between the budgets linearly in the logarithm of tokens. "
         "n/a: outside the budgets, not to be compared, or its time scatters or was not measured."
     )
-    return Table("At equal time", ["variant", *columns], rows if known else [], note)
+    return Table("At equal time", ["variant", *budgets], rows if known else [], note)
+
+
+def _text_and_size(one: Results) -> tuple:
+    return one.corpus["hash"], one.summary[one.baseline].parameters, one.optimizer, one.context, one.unit
+
+
+def _budget(one: Results) -> int:
+    return one.runs[one.baseline][0].tokens
 
 
 def _in_the_same_time(one: Results, budgets: list[Results], variant: str) -> float | None:
     costs = [some.cost[variant].training for some in (one, *budgets) if variant in some.cost]
     ratio = 1.0 if variant == one.baseline else next((cost.median for cost in costs if cost), None)
-    rows = [(some.tokens[0], some.summary[variant]) for some in budgets if variant in some.summary]
+    rows = [(_budget(some), some.summary[variant]) for some in budgets if variant in some.summary]
     losses = sorted((math.log(tokens), row.val_loss.mean) for tokens, row in rows if not row.difference.apart)
     if ratio is None or not losses:
         return None
-    loss = float(np.interp(math.log(one.tokens[0] / ratio), *zip(*losses), left=math.nan, right=math.nan))
+    loss = float(np.interp(math.log(_budget(one) / ratio), *zip(*losses), left=math.nan, right=math.nan))
     return None if math.isnan(loss) else loss
-
-
-def _text_and_size(one: Results) -> tuple:
-    return one.corpus["hash"], one.summary[one.baseline].parameters, one.optimizer, one.context, one.unit
 
 
 def _units(results: dict[str, Results]) -> str:
