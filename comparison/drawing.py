@@ -49,7 +49,8 @@ class Series:
 class Plot:
     """Lines over one pair of axes, and what they show in words.
 
-    One or two lines are drawn in their bands; of more, each band is a bar, at the end of its line or at every point.
+    One or two lines are drawn in their bands; of more, each band is a bar at the end of its line. Where x has names, each
+    point has its bar.
     """
 
     name: str
@@ -61,7 +62,6 @@ class Plot:
     log_x: bool = False
     levels: list[tuple[float, str]] = field(default_factory=list)  # horizontal lines and what they mean
     mark: tuple[float, str] | None = None  # a vertical line and what it means
-    every_bar: bool = False
     ticks: list[str] | None = None  # names of x = 0, 1, 2 …
     table: tuple[list[str], list[list]] | None = None  # header and rows, in place of those of the lines
 
@@ -135,13 +135,13 @@ def _draw(plot: Plot) -> str:
         for n, series in enumerate(plot.series):
             colour = _colour(series)
             style = DASHES[(series.dash + (series.colour or 0) // len(LIGHT)) % len(DASHES)]
-            aside = axes.transData + _points(figure, STEP * n * plot.every_bar)
+            aside = axes.transData + _points(figure, STEP * n * bool(plot.ticks and banded))
             xs, ys = zip(*series.points)  # matplotlib takes None as a gap
             marker = MARKERS[(series.colour or 0) % len(MARKERS)] if len(xs) <= 40 else None
             axes.plot(xs, ys, style, color=colour, marker=marker, linewidth=1.3, transform=aside, clip_on=False)
             axes.update_datalim([(x, y) for x, y in series.points if y is not None])  # which shifted lines don't
             if series in banded:
-                _spread(plot, axes, series, colour, len(banded) <= 2, n)
+                _spread(axes, series, colour, bool(plot.ticks), len(banded) <= 2, n)
         if plot.mark:
             x, meaning = plot.mark
             axes.axvline(x, color=INK, linewidth=0.7, linestyle=":")
@@ -177,19 +177,16 @@ def _points(figure: Figure, right: float) -> ScaledTranslation:
     return ScaledTranslation(right / 72, 0, figure.dpi_scale_trans)
 
 
-def _spread(plot: Plot, axes, series: Series, colour: str, few: bool, n: int) -> None:
-    xs, edges = [x for x, _ in series.points], series.band
-    if few and not plot.every_bar:
-        low, high = zip(*(some or (math.nan, math.nan) for some in edges))
-        axes.fill_between(xs, low, high, color=colour, alpha=0.2, linewidth=0)
+def _spread(axes, series: Series, colour: str, every: bool, few: bool, n: int) -> None:
+    points = [(x, *edges) for (x, y), edges in zip(series.points, series.band) if edges and y is not None]
+    if few and not every:
+        axes.fill_between(*zip(*points), color=colour, alpha=0.2, linewidth=0)
         return
-    points = [(x, some) for (x, y), some in zip(series.points, edges) if y is not None]
-    bars = [(x, *some) for x, some in (points if plot.every_bar else points[-1:]) if some]
-    aside = axes.transData + _points(axes.figure, STEP * (n + (not plot.every_bar)))  # one beside the other
-    lines = [[(x, low), (x, high)] for x, low, high in bars]
+    bars = points if every else points[-1:]
+    aside = axes.transData + _points(axes.figure, STEP * (n + (not every)))  # one beside the other
     look = {"colors": colour, "linewidths": 1, "clip_on": False, "transform": aside}
-    axes.add_collection(LineCollection(lines, **look), autolim=False)
-    axes.update_datalim([(x, y) for x, *some in bars for y in some])
+    axes.add_collection(LineCollection([[(x, low), (x, high)] for x, low, high in bars], **look), autolim=False)
+    axes.update_datalim([(x, y) for x, *edges in bars for y in edges])
 
 
 def _label_ends(plot: Plot, figure: Figure, axes) -> None:

@@ -98,7 +98,7 @@ def table(plot: Forest) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td class="bar"><svg width="100%" height="100%" role="img" '
-        f'aria-label="{escape(_in_words(one))}">{_bar(plot, one)}</svg></td>'
+        f'aria-label="{escape(one.numbers)}">{_bar(plot, one)}</svg></td>'
         f"{''.join(f'<td>{escape(cell)}</td>' for cell in plot.cells(name))}"
         f'<td class="verdict" style="color: {_colour(one)}">{escape(one.said)}</td></tr>'
         for name, one in plot.rows.items()
@@ -127,7 +127,7 @@ def svg(plot: Forest) -> str:
         parts += [_text(x, n * ROW + 17, cell, right) for x, cell in zip(ends, plot.cells(name))]
     parts.append(f'<svg x="{left}" y="{y}" width="{BAR}" height="{ROW}" overflow="visible">{_ticks(plot)}</svg>')
     parts.append(_text(left + BAR / 2, y + 38, plot.axis, 'text-anchor="middle"'))
-    words = "; ".join(f"{name}: {_in_words(one)}" for name, one in plot.rows.items())
+    words = "; ".join(f"{name}: {one.numbers}" for name, one in plot.rows.items())
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {said + VERDICT} {y + 2 * ROW}" role="img" font-size="13" '
         f'fill="currentColor" aria-labelledby="title words"><title id="title">{escape(plot.axis)}</title>'
@@ -166,11 +166,6 @@ def _colour(one: Finding) -> str:
 
 def _drawn(one: Finding) -> list[float]:
     return [x for x in (one.value, one.low, one.high) if x is not None]
-
-
-def _in_words(one: Finding) -> str:
-    value, *interval = [f"{x:.4g}" for x in _drawn(one)] or ["no value"]
-    return ", ".join(filter(None, [value, " to ".join(interval)]))
 
 
 def _text(x: float | str, y: float | str, said: str, more: str = "") -> str:

@@ -14,9 +14,9 @@ def plus_minus(numbers: Spread, digits: int = 4, sign: str = "") -> str:
     return number(numbers.mean, f"{sign}z.{digits}f") + around
 
 
-def interval(numbers: Paired, digits: int = 4) -> str:
+def interval(numbers: Paired) -> str:
     """`+0.0100 to +0.0300`, or n/a."""
-    return "n/a" if numbers.low is None else f"{numbers.low:+z.{digits}f} to {numbers.high:+z.{digits}f}"
+    return "n/a" if numbers.low is None else f"{numbers.low:+z.4f} to {numbers.high:+z.4f}"
 
 
 def p_value(p: float | None) -> str:
@@ -32,9 +32,14 @@ def count(number: float) -> str:
     return f"{number:g}"
 
 
-def numbered(noun: str, numbers: list[int]) -> str:
+def number_of(n: int | str, noun: str) -> str:
+    """`1 seed`, `3 to 5 seeds`."""
+    return f"{n} {noun}{'s' * (str(n) != '1')}"
+
+
+def seeds(numbers: list[int]) -> str:
     """`seed 3`, `seeds 0, 1`."""
-    return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    return f"seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def shortened(name: str, most: int) -> str:

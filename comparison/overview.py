@@ -6,6 +6,7 @@ from statistics import fmean
 import numpy as np
 
 from comparison.drawing import Plot, Series, inline_svg, svg_file
+from comparison.formats import number_of
 from comparison.page import inline, items, page, table_html
 from comparison.plots import WORST, few
 from comparison.results import Results
@@ -22,7 +23,7 @@ def overview(results: dict[str, Results]) -> tuple[str, str, dict[str, str]]:
     caveats = list({some[1] for some in said.values()})
     caveats = caveats if len(caveats) == 1 else [f"{name}: {some[1]}" for name, some in said.items()]
     answers = [f"{name}: {some[0]}" for name, some in said.items()]
-    title = f"{len(results)} condition{'s' * (len(results) > 1)}: {', '.join(results)}"
+    title = f"{number_of(len(results), 'condition')}: {', '.join(results)}"
     figure = f"<figure>{inline_svg(plot)}<figcaption>{inline(plot.description)}</figcaption></figure>" if plot else ""
     html = page(
         title,
@@ -63,29 +64,20 @@ def gaps(results: dict[str, Results]) -> Plot | None:
         title, y, levels = "Seeds that learned, by condition", "seeds that learned (%)", []
     if len(series) < len(ranked):
         said += f" Drawn are {len(series)} of {len(ranked)} variants: the best means and the {WORST} worst."
-    return Plot("gaps", title, "condition", y, said, series, levels=levels, every_bar=True, ticks=list(results))
+    return Plot("gaps", title, "condition", y, said, series, levels=levels, ticks=list(results))
 
 
 def differences(results: dict[str, Results]) -> Table:
     """Rows: variants; columns: conditions."""
-    rows = [[variant, *(_cell(one, variant) for one in results.values())] for variant in _variants(results)]
+    found, rows = [findings(one) for one in results.values()], []
+    for variant in _variants(results):
+        cells = [one.get(variant) for one in found]
+        rows.append([variant, *(f"{one.numbers}, {one.said}" if one else "n/a" for one in cells)])
     note = (
-        f"Losses in {_units(results)}, with 95 % intervals; of a synthetic task the seeds that learned its longest trained "
-        "length. Each condition is tested by itself; see its own report."
+        f"The loss of the baseline and the differences to it in {_units(results)}, of a synthetic task the seeds that "
+        "learned its longest trained length, with 95 % intervals. Each condition is tested by itself; see its own report."
     )
     return Table(f"Beside {_baseline(results)}", ["variant", *results], rows, note)
-
-
-def _cell(one: Results, variant: str) -> str:
-    found, shares = findings(one).get(variant, Finding("", "n/a")), learned(one)
-    if found.value is None:
-        return found.said
-    if shares:
-        return f"{shares[variant].count} of {shares[variant].n} seeds, {found.said}"
-    if found.kind == "baseline":
-        return f"baseline: {one.summary[variant].val_loss.mean:.3f}"
-    around = "" if found.low is None else f" ({found.low:+z.3f} to {found.high:+z.3f})"
-    return f"{found.value:+z.3f}{around} {found.said}"
 
 
 def at_equal_time(results: dict[str, Results]) -> Table:
@@ -93,7 +85,7 @@ def at_equal_time(results: dict[str, Results]) -> Table:
     baseline, budgets = _baseline(results), {}
     for name, one in results.items():
         some = [other for other in results.values() if _text_and_size(other) == _text_and_size(one)]
-        if len({_budget(other) for other in some}) > 1:
+        if len({_budget(other) for other in some}) > 1 and not learned(one):  # or its mean loss would say little
             budgets[name] = some
     rows = []
     for variant in _variants({name: results[name] for name in budgets}):

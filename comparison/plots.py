@@ -51,8 +51,8 @@ def few(ranked: list[str]) -> list[str]:
 def _by_context(results: Results) -> Plot:
     series, context = _lines(results, lambda row: row.loss_by_context, others=True), results.context
     said = (
-        f"The same tokens scored with more or less before them than the {context} tokens trained; {BAND}. Cropped: a "
-        f"longer text cut off keeps the loss of `{results.baseline}` at {context}; only below it more text helps."
+        f"The same tokens scored with more or less before them than the {context} that `{results.baseline}` was trained "
+        f"with; {BAND}. Cropped: a longer text cut off keeps its loss at {context}; only below it more text helps."
     )
     cropped = {at.x: at.mean for at in results.summary[results.baseline].loss_by_context}.get(context)
     levels = [] if cropped is None else [(cropped, "cropped")]
@@ -69,7 +69,7 @@ def _by_position(results: Results) -> Plot:
     """As a difference, for what a place is worth is some hundredths of what one text is harder than the next."""
     said = (
         " on the same tokens, by their position in windows longer than the trained context. To the right of the dotted "
-        "line are positions never trained"
+        f"line are positions that `{results.baseline}` was never trained on"
     )
     title, x, mark = "by position in the window", "position in the window (tokens)", (results.context, "trained")
     plot = _differences(results, "position", title, x, said, lambda row: row.difference_by_position)

@@ -9,7 +9,7 @@ from typing import Any
 from base import writing
 from comparison import forest
 from comparison.drawing import svg_file
-from comparison.formats import count
+from comparison.formats import count, number_of
 from comparison.page import figure, inline, items, page, table_html
 from comparison.plots import FIRST, WORST, plots, shown
 from comparison.results import Results
@@ -77,11 +77,11 @@ def _chips(results: Results) -> list[str]:
     sizes = f", {shape['num_hidden_layers']} layers × {shape['hidden_size']}" if shape else ""
     tried = _range([len(rates) for rates in results.sweep.values()])
     return [
-        _number_of(len(results.sweep), "variant"),
+        number_of(len(results.sweep), "variant"),
         f"text: {corpus['source']}, {count(corpus['train_bytes'])} bytes",
         f"model: {count(row.parameters)} parameters{sizes}, context {results.context}",
         f"{' or '.join(map(count, results.tokens))} tokens a run",
-        _number_of(_range([len(other.seeds) for other in results.summary.values()]), "seed"),
+        number_of(_range([len(other.seeds) for other in results.summary.values()]), "seed"),
         results.optimizer,
         f"learning rate {rates(results)}, {f'the best of {tried} tried' if results.tuning else 'given'}",
     ]
@@ -91,16 +91,12 @@ def _range(numbers: list[int]) -> str:
     return " to ".join(map(str, sorted({min(numbers), max(numbers)})))
 
 
-def _number_of(n: int | str, noun: str) -> str:
-    return f"{n} {noun}{'s' * (str(n) != '1')}"
-
-
 def _made_with(results: Results) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     hardware, corpus = results.hardware, results.corpus
     return (
-        f"Reported with {versions} on {hardware['device']}, {_number_of(hardware['cores'], 'core')}, "
-        f"{_number_of(hardware['threads'], 'thread')}; corpus {corpus['hash'][:16]}, "
+        f"Reported with {versions} on {hardware['device']}, {number_of(hardware['cores'], 'core')}, "
+        f"{number_of(hardware['threads'], 'thread')}; corpus {corpus['hash'][:16]}, "
         f"{corpus['train_bytes']:,} bytes to train on and {corpus['val_bytes']:,} to validate. "
         "All numbers, with the config of each run, are in results.json."
     )

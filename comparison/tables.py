@@ -5,10 +5,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from comparison.formats import count, interval, number, numbered, p_value, plus_minus
+from comparison.formats import count, interval, number, p_value, plus_minus, seeds
 from comparison.losses import TOLERANCE, effective_context
 from comparison.results import Ratio, Results
-from comparison.verdicts import findings, learned, of_losses
+from comparison.verdicts import findings, in_words, learned, of_losses
 from comparison.words import lost_seeds
 
 
@@ -48,8 +48,8 @@ def _main(results: Results) -> Table:
         if variant == baseline:
             compared = ["—"] * 4
         lost = ", ".join(map(str, lost_seeds(results, variant)))
-        seeds = ", ".join(map(str, row.seeds)) + f" ({lost} diverged)" * bool(lost)
-        own = [seeds, _behind(results, variant), plus_minus(row.val_bits_per_byte)]
+        trained = ", ".join(map(str, row.seeds)) + f" ({lost} diverged)" * bool(lost)
+        own = [trained, _behind(results, variant), plus_minus(row.val_bits_per_byte)]
         body.append([variant, plus_minus(row.val_loss), *compared, found.said, *own])
     header = ["variant", f"validation loss ({results.unit})", f"difference to {baseline}", "95 % interval"]
     header += ["p (no difference)", "p (not equal)", "verdict", "seeds", "behind until", "bits per byte"]
@@ -84,7 +84,7 @@ def _learned(results: Results) -> Table:
     body = []
     for variant, found in findings(results).items():
         row = results.summary.get(variant)
-        shares = {at.x: f"{at.count} of {at.n} ({at.low:.0%} to {at.high:.0%})" for at in row.learned} if row else {}
+        shares = {at.x: in_words(at) for at in row.learned} if row else {}
         body.append([variant, *(number(shares.get(x)) for x in lengths), found.said])
     note = (
         "Seeds that answer nearly all examples of a length, with the exact 95 % interval of their share (Clopper & "
@@ -179,11 +179,11 @@ def _rates(results: Results) -> Table:
         cells, row = dict.fromkeys(tried, "—"), results.summary.get(variant)
         for one in rates:
             remarks = ["used"] if row and one.learning_rate == row.learning_rate else []
-            remarks += [f"{numbered('seed', one.diverged)} diverged"] if one.diverged else []
+            remarks += [f"{seeds(one.diverged)} diverged"] if one.diverged else []
             cells[one.learning_rate] = plus_minus(one) + f" ({', '.join(remarks)})" * bool(remarks)
         body.append([variant, *cells.values()])
     note = (
-        f"Mean validation loss in {results.unit} on the tuning half, with {numbered('seed', results.tuning_seeds)}. All "
+        f"Mean validation loss in {results.unit} on the tuning half, with {seeds(results.tuning_seeds)}. All "
         "other tables use the rate of the lowest mean where the fewest seeds diverged."
     )
     return Table("Learning rates", ["variant", *(f"{rate:g}" for rate in tried)], body, note)

@@ -3,20 +3,22 @@ seeds learned it."""
 
 from dataclasses import dataclass
 
-from comparison.inference import ALPHA, MOST_SEEDS, Difference, holm
+from comparison.formats import number
+from comparison.inference import ALPHA, MOST_SEEDS, Difference, Share, holm
 from comparison.results import LearnedAt, Results
 
 
 @dataclass(frozen=True)
 class Finding:
     """value: the mean difference in the unit of losses, or the share of seeds that learned in %; low, high: its 95 %
-    interval.
+    interval; numbers: these in words, or the loss of the baseline.
 
     kind: better, worse, equal, undecided, too few seeds, not compared, diverged or baseline; said: with what is to be added.
     """
 
     kind: str
     said: str
+    numbers: str = "n/a"
     value: float | None = None
     low: float | None = None
     high: float | None = None
@@ -36,8 +38,10 @@ def of_losses(results: Results) -> dict[str, Finding]:
     found = {}
     for variant, row in results.summary.items():
         one = row.difference
-        found[variant] = Finding(one.verdict, _in_full(one, results.margin), one.mean, one.low, one.high)
-    return _ranked(results, found | {results.baseline: Finding("baseline", "baseline", 0.0)}, 1)
+        numbers = number(one.mean, "+z.3f") + ("" if one.low is None else f" ({one.low:+z.3f} to {one.high:+z.3f})")
+        found[variant] = Finding(one.verdict, _in_full(one, results.margin), numbers, one.mean, one.low, one.high)
+    own = f"{results.summary[results.baseline].val_loss.mean:.3f}"
+    return _ranked(results, found | {results.baseline: Finding("baseline", "baseline", own, 0.0)}, 1)
 
 
 def of_task(results: Results) -> dict[str, Finding]:
@@ -59,8 +63,13 @@ def of_task(results: Results) -> dict[str, Finding]:
             more = at.count / at.n > shares[baseline].count / shares[baseline].n
             kind = "undecided" if p_values[variant] >= ALPHA else "better" if more else "worse"
         said = f"{kind}: {apart}" if apart else kind
-        found[variant] = Finding(kind, said, 100 * at.count / at.n, 100 * at.low, 100 * at.high)
+        found[variant] = Finding(kind, said, in_words(at), 100 * at.count / at.n, 100 * at.low, 100 * at.high)
     return _ranked(results, found, -1)
+
+
+def in_words(seeds: Share) -> str:
+    """`4 of 10 (12 % to 74 %)`."""
+    return f"{seeds.count} of {seeds.n} ({100 * seeds.low:.0f} % to {100 * seeds.high:.0f} %)"
 
 
 def learned(results: Results) -> dict[str, LearnedAt]:

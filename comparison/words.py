@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from comparison.formats import count, numbered
+from comparison.formats import count, seeds
 from comparison.inference import MIN_SEEDS
 from comparison.results import Results
 from comparison.verdicts import Finding, findings, learned
@@ -20,7 +20,7 @@ def sentences(results: Results) -> list[str]:
     if results.tuning:
         said.append(
             "Learning rates were chosen on the tuning half of the validation text, with "
-            f"{numbered('seed', results.tuning_seeds)}; every loss outside the table of learning rates is of the other "
+            f"{seeds(results.tuning_seeds)}; every loss outside the table of learning rates is of the other "
             "half." + f" The range was widened for {named(results.widened)}." * bool(results.widened)
         )
     return said + results.notes
@@ -85,8 +85,8 @@ def caveats(results: Results) -> list[str]:
     summary, baseline, found, said = results.summary, results.baseline, findings(results), []
     lost = {variant: lost_seeds(results, variant) for variant in summary}
     if lost[baseline]:
-        seeds = numbered("seed", lost[baseline])
-        said.append(f"The baseline `{baseline}` diverged with {seeds}: it is judged by the others, which flatters it.")
+        which = seeds(lost[baseline])
+        said.append(f"The baseline `{baseline}` diverged with {which}: it is judged by the others, which flatters it.")
     if few := [variant for variant, one in found.items() if one.kind == "too few seeds"]:
         who = "" if len(few) == len(summary) - 1 else f" Concerns {named(few)}."
         said.append(f"With fewer than {MIN_SEEDS} shared seeds the noise is unknown: no interval, no claim.{who}")
@@ -98,11 +98,10 @@ def caveats(results: Results) -> list[str]:
     if apart := [variant for variant, one in found.items() if one.kind == "not compared"]:
         why = ", ".join(f"`{variant}` ({found[variant].said.removeprefix('not compared: ')})" for variant in apart)
         said.append(f"Not compared with `{baseline}`, for what differs beside: {why}.")
-    budget = " or ".join(map(count, results.tokens))
     return [
         *said,
-        f"One text, one model size, {budget} tokens: seeds vary the start and the order of the data, so nothing "
-        "here speaks of other texts, sizes or budgets.",
+        f"One text, {' or '.join(map(count, results.tokens))} tokens: seeds vary the start and the order of the data, so "
+        "nothing here speaks of other texts, budgets or sizes of the model.",
     ]
 
 

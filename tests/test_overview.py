@@ -36,9 +36,9 @@ def budgets():
 
 def test_a_cell_has_difference_interval_and_verdict_or_says_why_not(budgets):
     rows = {name: cells for name, *cells in differences(budgets).rows}
-    assert rows["base"] == ["baseline: 4.000", "baseline: 3.000"]
-    assert rows["none"] == ["n/a", "+0.500 (+0.500 to +0.500) worse"] and rows["gone"] == ["n/a", "diverged"]
-    assert rows["fast"][1] == "+0.005 (+0.005 to +0.005) equal within 0.02"
+    assert rows["base"] == ["4.000, baseline", "3.000, baseline"]
+    assert rows["none"] == ["n/a", "+0.500 (+0.500 to +0.500), worse"] and rows["gone"] == ["n/a", "n/a, diverged"]
+    assert rows["fast"][1] == "+0.005 (+0.005 to +0.005), equal within 0.02"
 
 
 def test_the_loss_at_equal_time_lies_between_the_budgets_in_log_tokens(budgets):
@@ -88,9 +88,11 @@ def test_tasks_are_compared_by_the_seeds_that_learned():
 
     both = {"copy": task(base=0, none=10), "recall": task(base=5, none=10)}
     assert [cells for cells in differences(both).rows] == [
-        ["base", "0 of 10 seeds, baseline", "5 of 10 seeds, baseline"],
-        ["none", "10 of 10 seeds, better", "10 of 10 seeds, better"],
+        ["base", "0 of 10 (0 % to 31 %), baseline", "5 of 10 (19 % to 81 %), baseline"],
+        ["none", "10 of 10 (69 % to 100 %), better", "10 of 10 (69 % to 100 %), better"],
     ]
+    budgets = {n: replace(one, runs={"base": [run(0, 3.0, tokens=n)]}) for n, one in zip((10, 20), both.values())}
+    assert at_equal_time(budgets).header == ["variant"], "mean losses of a task say little"
     text = condition(10, {"base": 3.0, "none": 4.0})
     assert gaps({**both, "text": text}).series[0].points == [(0, None), (1, None), (2, pytest.approx(1.0))]
     (none, base) = gaps(both).series

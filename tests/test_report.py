@@ -112,7 +112,7 @@ def test_markdown_has_the_words_and_every_table(found):
     inside = text[text.index("## Inside the model") :].splitlines()
     assert inside[2].endswith("| speed (in knots) | wind (a number) |") and inside[5].endswith("| 0.32 | 7 |")
     assert inside[4].endswith("| — | — |")
-    assert "| far | 5 of 5 (48% to 100%) | 0 of 5 (0% to 52%) | undecided |" in text
+    assert "| far | 5 of 5 (48 % to 100 %) | 0 of 5 (0 % to 52 %) | undecided |" in text
 
 
 def places(found, name):

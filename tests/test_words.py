@@ -62,7 +62,7 @@ def test_caveats_come_with_the_strongest_first():
     found = results(runs, "base", apart={"other": "trained on 5 tokens"})
     order = ["The baseline `base` diverged with seed 9", "With fewer than 3 shared seeds", "Learning rates were given",
              "Seeds diverged with `lost`", "Every run diverged with `gone`", "Not compared with `base`",
-             "One text, one model size, 4k tokens"]  # fmt: skip
+             "One text, 4k tokens"]  # fmt: skip
     said = caveats(found)
     assert len(said) == len(order) and all(map(str.startswith, said, order))
     assert lost_seeds(found, "lost") == [2], "not the one that diverged at another rate"
