@@ -12,7 +12,7 @@ from comparison.plots import WORST, few
 from comparison.results import Results
 from comparison.tables import Table
 from comparison.verdicts import Finding, findings, learned
-from comparison.words import NOISE, named, sentences
+from comparison.words import NOISE, by_kind, sentences
 
 
 def overview(results: dict[str, Results]) -> tuple[str, str, dict[str, str]]:
@@ -147,12 +147,11 @@ def _answer(results: dict[str, Results]) -> str:
         "too few seeds": "too few seeds to tell",
         "none": "never compared",
     }
-    groups: dict[str, list[str]] = {kind: [] for kind in words}
+    verdicts = {}
     for variant in _variants(results):
         kinds = {one[variant].kind for one in found if variant in one and one[variant].is_compared}
-        if variant != baseline:
-            turned = "turned" if {"better", "worse"} <= kinds else "mixed"
-            groups[turned if len(kinds) > 1 else next(iter(kinds), "none")].append(variant)
-    parts = [f"{words[kind]}: {named(some)}" for kind, some in groups.items() if some]
-    said = "; ".join(parts) or f"nothing to compare `{baseline}` with"
+        several = "turned" if {"better", "worse"} <= kinds else "mixed"
+        verdicts[variant] = several if len(kinds) > 1 else next(iter(kinds), "none")
+    del verdicts[baseline]
+    said = "; ".join(by_kind(verdicts, words)) or f"nothing to compare `{baseline}` with"
     return said[0].upper() + said[1:] + "."

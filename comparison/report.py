@@ -8,7 +8,7 @@ from typing import Any
 
 from base import writing
 from comparison import forest
-from comparison.drawing import svg_file
+from comparison.drawing import Plot, svg_file
 from comparison.formats import count, number_of
 from comparison.page import figure, inline, items, page, table_html
 from comparison.plots import FIRST, WORST, plots, shown
@@ -22,12 +22,11 @@ def write(results: Results, folder: Path, **more: Any) -> str:
 
     more: further keys of results.json. InputError where the folder can't be written.
     """
-    pictures = {f"{plot.name}.svg": plot for plot in plots(results) if plot.name in ("loss", "context")}
-    text = markdown(results, {"forest.svg": "Forest plot", **{file: plot.title for file, plot in pictures.items()}})
-    numbers = json.dumps({**asdict(results), **more}, indent=1, allow_nan=False)
-    files = {"report.html": html(results), "report.md": text, "results.json": numbers}
-    files |= {"forest.svg": forest.svg(forest.forest(results))}
-    files |= {file: svg_file(plot) for file, plot in pictures.items()}
+    drawn = [plot for plot in plots(results) if plot.name in ("loss", "context")]
+    text = markdown(results, drawn)
+    files = {"report.html": html(results), "report.md": text, "forest.svg": forest.svg(forest.forest(results))}
+    files |= {f"{plot.name}.svg": svg_file(plot) for plot in drawn}
+    files["results.json"] = json.dumps({**asdict(results), **more}, indent=1, allow_nan=False)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
@@ -35,12 +34,12 @@ def write(results: Results, folder: Path, **more: Any) -> str:
     return text
 
 
-def markdown(results: Results, pictures: dict[str, str]) -> str:
-    """The report for a README or a pull request; pictures: the files to show and their titles, the first on top."""
+def markdown(results: Results, drawn: list[Plot]) -> str:
+    """The report for a README or a pull request, which shows forest.svg and the file of each plot that is drawn."""
     answer, caveat, *rest = sentences(results)
     main, *others = [f"## {table.title}\n\n{table.markdown()}" for table in tables(results)]
-    drawn = [f"![{title}]({file})" for file, title in pictures.items()]
-    parts = [f"# {results.name}", f"**{answer}**", caveat, " · ".join(_chips(results)), *drawn[:1], main, *drawn[1:]]
+    parts = [f"# {results.name}", f"**{answer}**", caveat, " · ".join(_chips(results))]
+    parts += ["![Forest plot](forest.svg)", main, *(f"![{plot.title}]({plot.name}.svg)" for plot in drawn)]
     parts += ["## How sure?", "\n".join(f"- {said}" for said in rest)] * bool(rest) + others
     return "\n\n".join([*parts, _made_with(results)]) + "\n"
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from comparison.formats import count, interval, number, p_value, plus_minus, seeds
+from comparison.formats import count, interval, p_value, plus_minus, seeds
 from comparison.losses import TOLERANCE, effective_context
 from comparison.results import Ratio, Results
 from comparison.verdicts import findings, in_words, learned, of_losses
@@ -80,12 +80,12 @@ def _behind(results: Results, variant: str) -> str:
 
 
 def _learned(results: Results) -> Table:
-    lengths = sorted({at.x for row in results.summary.values() for at in row.learned})
-    body = []
-    for variant, found in findings(results).items():
-        row = results.summary.get(variant)
-        shares = {at.x: in_words(at) for at in row.learned} if row else {}
-        body.append([variant, *(number(shares.get(x)) for x in lengths), found.said])
+    shares = {(variant, at.x): in_words(at) for variant, row in results.summary.items() for at in row.learned}
+    lengths = sorted({x for _, x in shares})
+    body = [
+        [variant, *(shares.get((variant, x), "n/a") for x in lengths), found.said]
+        for variant, found in findings(results).items()
+    ]
     note = (
         "Seeds that answer nearly all examples of a length, with the exact 95 % interval of their share (Clopper & "
         "Pearson 1934). Verdicts at the longest trained length: Fisher's exact test (1935), Holm's correction. Means of "
@@ -122,12 +122,10 @@ def _context(results: Results) -> Table:
 
 def _by_length(results: Results, key: str, heading: Callable[[int], str], title: str, note: str) -> Table:
     """A row for each evaluation, a column for each length x of a series."""
-    evaluations = results.evaluations()
-    lengths = sorted({at.x for row in evaluations.values() for at in getattr(row, key)})
-    body = []
-    for name, row in evaluations.items():
-        cells = {at.x: plus_minus(at, 3) for at in getattr(row, key)}
-        body.append([name, *(number(cells.get(x)) for x in lengths)])
+    names = results.evaluations()
+    cells = {(name, at.x): plus_minus(at, 3) for name, row in names.items() for at in getattr(row, key)}
+    lengths = sorted({x for _, x in cells})
+    body = [[name, *(cells.get((name, x), "n/a") for x in lengths)] for name in names]
     return Table(title, ["variant", *map(heading, lengths)], body, note)
 
 
@@ -190,11 +188,8 @@ def _rates(results: Results) -> Table:
 
 
 def _diverged(results: Results) -> Table:
-    body = [
-        [variant, f"{run.learning_rate:g}", str(run.seed), run.diverged]
-        for variant, runs in results.diverged.items()
-        for run in runs
-    ]
+    lost = [(variant, run) for variant, runs in results.diverged.items() for run in runs]
+    body = [[variant, f"{run.learning_rate:g}", str(run.seed), run.diverged] for variant, run in lost]
     note = "What was no longer finite and ended the run. These runs are in no mean."
     return Table("Diverged runs", ["variant", "learning rate", "seed", "what happened"], body, note)
 

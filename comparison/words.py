@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from comparison.formats import count, seeds
 from comparison.inference import MIN_SEEDS
 from comparison.results import Results
-from comparison.verdicts import Finding, findings, learned
+from comparison.verdicts import findings, learned
 
 MOST_NAMES = 4  # in a row
 NOISE = "beyond the noise"
@@ -52,7 +52,7 @@ def _of_losses(results: Results) -> str:
         parts = [f"`{best}` {lowest}, {-found.value:.3f} {unit} below {baseline}, {how}"]
     kinds = {"better": f"better {NOISE}", "equal": f"equal to {baseline} within {results.margin:g}"}
     kinds |= {"worse": f"worse {NOISE}", "undecided": "undecided", "too few seeds": "too few seeds to tell"}
-    parts += _by_kind(compared, kinds)
+    parts += by_kind({variant: one.kind for variant, one in compared.items()}, kinds)
     if not better:
         parts.append(f"nothing is better {NOISE}: keep {baseline}")
     return "; ".join(parts) + "."
@@ -71,12 +71,13 @@ def _of_task(results: Results) -> str:
     if baseline not in best:
         parts.append(f"by {own.count} of {own.n} with the baseline `{baseline}`")
     kinds = {"better": f"more often than `{baseline}` {NOISE}", "worse": f"less often {NOISE}"}
-    return "; ".join([*parts, *_by_kind(found, kinds | {"undecided": "undecided"})]) + "."
+    parts += by_kind({variant: one.kind for variant, one in found.items()}, kinds | {"undecided": "undecided"})
+    return "; ".join(parts) + "."
 
 
-def _by_kind(found: dict[str, Finding], kinds: dict[str, str]) -> list[str]:
-    """`worse: a and b` for each kind that is found, in the words for it."""
-    names = {kind: [variant for variant, one in found.items() if one.kind == kind] for kind in kinds}
+def by_kind(found: dict[str, str], kinds: dict[str, str]) -> list[str]:
+    """`worse: a and b` for each kind of which there are variants. found: kind by variant; kinds: the words for each."""
+    names = {kind: [variant for variant, own in found.items() if own == kind] for kind in kinds}
     return [f"{said}: {named(names[kind])}" for kind, said in kinds.items() if names[kind]]
 
 
