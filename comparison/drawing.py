@@ -178,11 +178,11 @@ def _points(figure: Figure, right: float) -> ScaledTranslation:
 
 
 def _spread(axes, series: Series, colour: str, every: bool, few: bool, n: int) -> None:
-    points = [(x, *edges) for (x, y), edges in zip(series.points, series.band) if edges and y is not None]
+    known = [(x, edges) for (x, y), edges in zip(series.points, series.band) if y is not None]
+    bars = [(x, *edges) for x, edges in (known if few or every else known[-1:]) if edges]
     if few and not every:
-        axes.fill_between(*zip(*points), color=colour, alpha=0.2, linewidth=0)
+        axes.fill_between(*zip(*bars), color=colour, alpha=0.2, linewidth=0)
         return
-    bars = points if every else points[-1:]
     aside = axes.transData + _points(axes.figure, STEP * (n + (not every)))  # one beside the other
     look = {"colors": colour, "linewidths": 1, "clip_on": False, "transform": aside}
     axes.add_collection(LineCollection([[(x, low), (x, high)] for x, low, high in bars], **look), autolim=False)

@@ -235,6 +235,15 @@ def test_labels_at_the_ends_of_lines_do_not_overlap():
     assert where["early"][0] < where["line 0"][0] - 100, "at its own last point"
 
 
+def test_a_bar_stands_only_at_the_end_of_its_line():
+    """Where the seeds agree at the end there is none, also if they don't before."""
+    points = [(0, 1.0), (1, 1.5), (2, None)]
+    lines = [Series(f"line {n}", points, [(0.5, 1.5), (1.0, 2.0) if n else None, None], n) for n in range(3)]
+    drawn = ElementTree.fromstring(svg_file(Plot("p", "title", "x (a)", "y (b)", "words", lines)))
+    groups = [group for group in drawn.iter(f"{SVG}g") if "LineCollection" in group.get("id", "")]
+    assert [len(group.findall(f"{SVG}path")) for group in groups] == [0, 1, 1]
+
+
 def luminance(colour):
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
