@@ -7,10 +7,13 @@ from html import escape
 from io import StringIO
 
 import matplotlib
+import numpy as np
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
+
+from comparison.formats import shortened
 
 # Distinguishable to colour-blind readers (Okabe & Ito 2008), darkened or brightened to 4.5:1 against the page.
 LIGHT = ("#0072b2", "#c24e00", "#007a5a", "#a6407f", "#8a6d00", "#3a3a3a", "#1d76ab", "#b3261e")
@@ -46,7 +49,8 @@ class Series:
 class Plot:
     """Lines over one pair of axes, and what they show in words.
 
-    One or two lines are drawn in their bands; of more, each band is a bar, at the end of its line or at every point.
+    One or two lines are drawn in their bands; of more, each band is a bar at the end of its line. Where x has names, each
+    point has its bar.
     """
 
     name: str
@@ -58,7 +62,6 @@ class Plot:
     log_x: bool = False
     levels: list[tuple[float, str]] = field(default_factory=list)  # horizontal lines and what they mean
     mark: tuple[float, str] | None = None  # a vertical line and what it means
-    every_bar: bool = False
     ticks: list[str] | None = None  # names of x = 0, 1, 2 …
     table: tuple[list[str], list[list]] | None = None  # header and rows, in place of those of the lines
 
@@ -124,7 +127,7 @@ def _draw(plot: Plot) -> str:
     with matplotlib.rc_context(look):
         figure = Figure(figsize=(WIDTH, HEIGHT))
         labels = [series.label for series in plot.series] + [meaning for _, meaning in plot.levels]
-        names = LETTER * max(len(_short(label)) for label in labels)
+        names = LETTER * max(len(shortened(label, LONGEST)) for label in labels)
         room = 1 - (8 + STEP * len(plot.series) + names) / (72 * WIDTH)  # beside the labels at the lines' ends
         aslant = 20 * (len("".join(plot.ticks or [])) > 40)  # degrees, for names that are no numbers
         axes = figure.add_axes((0.16, 0.13 + aslant / 200, room - 0.16, 0.81 - aslant / 200))
@@ -132,13 +135,13 @@ def _draw(plot: Plot) -> str:
         for n, series in enumerate(plot.series):
             colour = _colour(series)
             style = DASHES[(series.dash + (series.colour or 0) // len(LIGHT)) % len(DASHES)]
-            aside = axes.transData + _points(figure, STEP * n * plot.every_bar)
+            aside = axes.transData + _points(figure, STEP * n * bool(plot.ticks and banded))
             xs, ys = zip(*series.points)  # matplotlib takes None as a gap
             marker = MARKERS[(series.colour or 0) % len(MARKERS)] if len(xs) <= 40 else None
             axes.plot(xs, ys, style, color=colour, marker=marker, linewidth=1.3, transform=aside, clip_on=False)
             axes.update_datalim([(x, y) for x, y in series.points if y is not None])  # which shifted lines don't
             if series in banded:
-                _spread(plot, axes, series, colour, len(banded) <= 2, n)
+                _spread(axes, series, colour, bool(plot.ticks), len(banded) <= 2, n)
         if plot.mark:
             x, meaning = plot.mark
             axes.axvline(x, color=INK, linewidth=0.7, linestyle=":")
@@ -150,7 +153,7 @@ def _draw(plot: Plot) -> str:
         xs = [x for series in plot.series for x, _ in series.points]
         if plot.ticks:
             place = {"rotation": aslant, "ha": "right" if aslant else "center"}
-            axes.set_xticks(range(len(plot.ticks)), map(_short, plot.ticks), **place)
+            axes.set_xticks(range(len(plot.ticks)), [shortened(name, LONGEST) for name in plot.ticks], **place)
         elif plot.log_x:
             times = int(math.log2(max(xs) / min(xs)) + 1e-9)
             doublings = [max(xs) / 2**n for n in range(0, times + 1, 1 + times // 8)]  # no label over the next
@@ -170,28 +173,20 @@ def _colour(series: Series) -> str:
     return INK if series.colour is None else LIGHT[series.colour % len(LIGHT)]
 
 
-def _short(label: str) -> str:
-    half = (LONGEST - 1) // 2
-    return label if len(label) <= LONGEST else f"{label[:half]}…{label[-half:]}"
-
-
 def _points(figure: Figure, right: float) -> ScaledTranslation:
     return ScaledTranslation(right / 72, 0, figure.dpi_scale_trans)
 
 
-def _spread(plot: Plot, axes, series: Series, colour: str, few: bool, n: int) -> None:
-    xs, edges = [x for x, _ in series.points], series.band
-    if few and not plot.every_bar:
-        low, high = zip(*(some or (math.nan, math.nan) for some in edges))
-        axes.fill_between(xs, low, high, color=colour, alpha=0.2, linewidth=0)
+def _spread(axes, series: Series, colour: str, every: bool, few: bool, n: int) -> None:
+    known = [(x, edges) for (x, y), edges in zip(series.points, series.band) if y is not None]
+    bars = [(x, *edges) for x, edges in (known if few or every else known[-1:]) if edges]
+    if few and not every:
+        axes.fill_between(*zip(*bars), color=colour, alpha=0.2, linewidth=0)
         return
-    points = [(x, some) for (x, y), some in zip(series.points, edges) if y is not None]
-    bars = [(x, *some) for x, some in (points if plot.every_bar else points[-1:]) if some]
-    aside = axes.transData + _points(axes.figure, STEP * (n + (not plot.every_bar)))  # one beside the other
-    lines = [[(x, low), (x, high)] for x, low, high in bars]
+    aside = axes.transData + _points(axes.figure, STEP * (n + (not every)))  # one beside the other
     look = {"colors": colour, "linewidths": 1, "clip_on": False, "transform": aside}
-    axes.add_collection(LineCollection(lines, **look), autolim=False)
-    axes.update_datalim([(x, y) for x, *some in bars for y in some])
+    axes.add_collection(LineCollection([[(x, low), (x, high)] for x, low, high in bars], **look), autolim=False)
+    axes.update_datalim([(x, y) for x, *edges in bars for y in edges])
 
 
 def _label_ends(plot: Plot, figure: Figure, axes) -> None:
@@ -208,28 +203,16 @@ def _label_ends(plot: Plot, figure: Figure, axes) -> None:
         some.sort()
         places = _apart([(y - low) / (high - low) for y, *_ in some], min(height, 1 / len(some)))
         for (y, label, colour), at in zip(some, places):
-            line = {
-                "arrowstyle": "-",
-                "color": colour,
-                "linewidth": 0.5,
-                "shrinkA": 1,
-                "shrinkB": 2,
-                "relpos": (0, 0.5),
-            }
+            line = dict(arrowstyle="-", color=colour, linewidth=0.5, shrinkA=1, shrinkB=2, relpos=(0, 0.5))
             axes.annotate(
-                _short(label), (x, y), (x, at), textcoords=aside, color=colour, fontsize=8, va="center",
+                shortened(label, LONGEST), (x, y), (x, at), textcoords=aside, color=colour, fontsize=8, va="center",
                 arrowprops=line, annotation_clip=False,
             )  # fmt: skip
 
 
 def _apart(wanted: list[float], room: float) -> list[float]:
     """Ascending places, at least room apart, between 0 and 1, as near to those wanted as can be (least squares)."""
-    blocks: list[tuple[float, int]] = []  # mean and size of what is pushed together, each place less those below it
-    for n, place in enumerate(wanted):
-        mean, size = place - n * room, 1
-        while blocks and blocks[-1][0] > mean:
-            other, more = blocks.pop()
-            mean, size = (mean * size + other * more) / (size + more), size + more
-        blocks.append((mean, size))
-    flat = [mean for mean, size in blocks for _ in range(size)]
-    return [min(max(mean, 0), 1 - (len(flat) - 1) * room) + n * room for n, mean in enumerate(flat)]
+    from scipy.optimize import isotonic_regression
+
+    below = room * np.arange(len(wanted))  # what the places below take
+    return list((isotonic_regression(wanted - below).x).clip(0, 1 - below[-1]) + below)

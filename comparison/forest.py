@@ -6,9 +6,9 @@ from html import escape
 from matplotlib.ticker import MaxNLocator
 
 from comparison.drawing import svg_style
-from comparison.inference import MOST_SEEDS, Difference
+from comparison.formats import shortened
 from comparison.results import Results
-from comparison.words import learned, learned_verdicts
+from comparison.verdicts import Finding, findings, learned
 
 COLOURS = {"better": "var(--c0)", "worse": "var(--c1)", "equal": "currentColor", "baseline": "currentColor"}
 GREY = "var(--grey)"  # of what is not decided
@@ -18,223 +18,155 @@ LONGEST = 36  # letters of a name or verdict in the file
 
 
 @dataclass(frozen=True)
-class Row:
-    """What is known of one variant; mean, low and high in the unit of the axis."""
-
-    name: str
-    mean: float | None
-    low: float | None
-    high: float | None
-    colour: str
-    cells: list[str]
-    verdict: str
-
-
-@dataclass(frozen=True)
 class Forest:
-    """Rows over one axis, from start to end. band: the shaded part of it; zero: where a line stands, if any."""
+    """A row for each variant, over one axis from start to end. columns: cells by variant, under their heading.
 
-    title: str
+    margin: of what counts as equal, on both sides of zero; None where zero is no difference.
+    """
+
     axis: str
-    columns: list[str]
-    rows: list[Row]
+    rows: dict[str, Finding]
+    columns: dict[str, dict[str, str]]
     start: float
     end: float
     ticks: dict[float, str]
-    zero: float | None
-    band: tuple[float, float] | None
+    margin: float | None
     note: str
 
+    def cells(self, variant: str) -> list[str]:
+        return [column.get(variant, "n/a") for column in self.columns.values()]
+
     def place(self, x: float) -> str:
-        """x on the axis, in percent of its width."""
-        return f"{100 * (x - self.start) / (self.end - self.start):.2f}%"
+        """x on the axis, in percent of its width; what lies outside is at its end."""
+        return f"{100 * (min(max(x, self.start), self.end) - self.start) / (self.end - self.start):.2f}%"
 
 
 def forest(results: Results) -> Forest:
     """Of differences in loss, lowest first; for a task, where a seed learns all or nothing, of shares of seeds."""
-    return _of_shares(results) if learned(results) else _of_differences(results)
+    return _of_task(results) if learned(results) else _of_losses(results)
 
 
-def ordered(results: Results) -> list[str]:
-    """Variants with numbers, the lowest difference first, those that are not compared last."""
-
-    def key(variant):
-        one = results.summary[variant].difference
-        return one.apart is not None, one.mean is None, one.mean
-
-    return sorted(results.summary, key=key)
-
-
-def verdict(difference: Difference, margin: float) -> str:
-    """A verdict in words, with what would decide an undecided one, or why there is no comparison."""
-    said = difference.verdict
-    if said == "equal":
-        return f"equal within {margin:g}"
-    if said == "undecided":
-        seeds = difference.seeds_needed
-        return f"{said}; about {seeds} seeds would do" if seeds else f"{said}; {MOST_SEEDS:,} seeds would not do"
-    return f"{said}: {difference.apart}" if difference.apart else said
-
-
-def _of_differences(results: Results) -> Forest:
-    shared = {at.x for at in results.summary[results.baseline].loss_by_context}
-    longest = max((x for row in results.summary.values() for x in _by_context(row) if x in shared), default=0)
-    far = longest > results.context
-    rows, margin = [], results.margin
-    for variant in ordered(results):
-        row, one = results.summary[variant], results.summary[variant].difference
-        base = variant == results.baseline
-        cells = ["—" if base else _number(one.mean, "+z.3f"), _number(row.val_loss.mean, ".3f")]
-        at = _by_context(row)  # of other tokens than the loss beside it, so only their change can stand there
-        gained = at[longest] - at[results.context] if {longest, results.context} <= {*at} else None
-        cells += [_number(gained, "+z.3f")] * far
-        colour = COLOURS.get("baseline" if base else one.verdict, GREY)
-        ends = (None, None) if base else (one.low, one.high)
-        rows.append(Row(variant, one.mean, *ends, colour, cells, "baseline" if base else verdict(one, margin)))
-    rows += _gone(results, 2 + far)
-    extents = sorted(max(map(abs, found)) for row in rows if (found := _drawn(row)) and row.name != results.baseline)
-    limit = max(OUTLIER * extents[(len(extents) - 1) // 2] if extents else 0, margin)
-    ends = [x for row in rows for x in _drawn(row) if abs(x) <= limit] + [-margin, margin]
-    room = 0.06 * (max(ends) - min(ends))
-    start, end = min(ends) - room, max(ends) + room
-    ticks = {x: f"{x:+g}" if x else "0" for x in _ticks(start, end)}
-    title, axis = f"Difference to {results.baseline}", f"difference to {_short(results.baseline)} in {results.unit}"
-    columns = ["difference", "loss"] + [f"change at {longest / results.context:g}×"] * far
+def _of_losses(results: Results) -> Forest:
+    rows, margin = findings(results), results.margin
+    differences = {variant: f"{one.value:+z.3f}" for variant, one in rows.items() if one.value is not None}
+    columns = {"difference": differences | {results.baseline: "—"}, "loss": _losses(results)}
     note = f"Bars: 95 % intervals. Shaded: up to {margin:g}, which counts as equal. Grey: not decided."
-    if far:
-        note += (
-            f" Change: of the loss of the same tokens, with {longest / results.context:g} times the trained context."
-        )
-    return Forest(title, axis, columns, rows, start, end, ticks, 0.0, (-margin, margin), note)
+    series = {variant: {at.x: at.mean for at in row.loss_by_context} for variant, row in results.summary.items()}
+    known = {variant: {x: loss for x, loss in losses.items() if loss is not None} for variant, losses in series.items()}
+    longest = max((x for losses in known.values() for x in losses), default=0)
+    if longest > results.context:  # the losses are of other tokens than those beside, so only their change can be shown
+        both, times = {longest, results.context}, f"{longest / results.context:g}"
+        columns[f"change at {times}×"] = {
+            variant: f"{losses[longest] - losses[results.context]:+z.3f}"
+            for variant, losses in known.items()
+            if both <= losses.keys()
+        }
+        note += f" Change: of the loss of the same tokens, with {times} times the trained context."
+    start, end = _limits([_drawn(one) for one in rows.values() if one.kind != "baseline"], margin)
+    ticks = [round(float(x), 9) for x in MaxNLocator(4).tick_values(start, end) if start <= x <= end]
+    axis = f"difference to {shortened(results.baseline, LONGEST)} in {results.unit}"
+    return Forest(axis, rows, columns, start, end, {x: f"{x:+g}" if x else "0" for x in ticks}, margin, note)
 
 
-def _of_shares(results: Results) -> Forest:
-    shares, rows, verdicts = learned(results), [], learned_verdicts(results)
-    own = shares[results.baseline]
-    lengths = [at.x for row in results.summary.values() for at in row.learned]
-    longest = max(lengths)
-    for variant in sorted(results.summary, key=lambda variant: -_share(shares.get(variant))):
-        at, row, base = shares.get(variant), results.summary[variant], variant == results.baseline
-        said = "n/a" if at is None else "baseline" if base else verdicts.get(variant, "not compared")
-        far = next((f"{one.count}/{one.n}" for one in row.learned if one.x == longest), "n/a")
-        found = (None, None, None) if at is None else (100 * at.count / at.n, 100 * at.low, 100 * at.high)
-        cells = ["n/a" if at is None else f"{at.count}/{at.n}", *[far] * (longest > own.x)]
-        cells.append(_number(row.val_loss.mean, ".3f"))
-        words = {"better": "more seeds", "worse": "fewer seeds"}.get(said, said)
-        rows.append(Row(variant, *found, COLOURS.get(said, GREY), cells, words))
-    columns = [f"length {own.x}", *[f"length {longest}"] * (longest > own.x), "loss"]
-    rows += _gone(results, len(columns))
-    axis = f"seeds that learned length {own.x}, in %"
-    ticks = {x: f"{x:g}" for x in (0, 25, 50, 75, 100)}
+def _limits(drawn: list[list[float]], margin: float) -> tuple[float, float]:
+    """Ends of an axis that has room for zero, the margin and all that is drawn but outliers."""
+    extents = sorted(max(map(abs, numbers)) for numbers in drawn if numbers)
+    limit = max(OUTLIER * extents[(len(extents) - 1) // 2] if extents else 0, margin)
+    inside = [x for numbers in drawn for x in numbers if abs(x) <= limit] + [-margin, margin]
+    room = 0.06 * (max(inside) - min(inside))
+    return min(inside) - room, max(inside) + room
+
+
+def _of_task(results: Results) -> Forest:
+    trained, columns = results.trained_length, {}
+    seeds = [(variant, at) for variant, row in results.summary.items() for at in row.learned]
+    for x in sorted({trained, max(at.x for _, at in seeds)}):
+        columns[f"length {x}"] = {variant: f"{at.count}/{at.n}" for variant, at in seeds if at.x == x}
+    columns["loss"] = _losses(results)
+    axis, ticks = f"seeds that learned length {trained}, in %", {x: f"{x}" for x in (0, 25, 50, 75, 100)}
     note = "Bars: exact 95 % intervals. Grey: not decided. Columns: seeds that learned each length, and the mean loss."
-    return Forest("Seeds that learned the task", axis, columns, rows, -4, 104, ticks, None, None, note)
+    return Forest(axis, findings(results), columns, -4, 104, ticks, None, note)
 
 
-def _share(at) -> float:
-    return -1 if at is None else at.count / at.n
-
-
-def _gone(results: Results, cells: int) -> list[Row]:
-    lost = [variant for variant in results.diverged if variant not in results.summary]
-    return [Row(variant, None, None, None, GREY, ["n/a"] * cells, "diverged") for variant in lost]
-
-
-def _by_context(row) -> dict[float, float]:
-    return {at.x: at.mean for at in row.loss_by_context if at.mean is not None}
-
-
-def _drawn(row: Row) -> list[float]:
-    return [x for x in (row.mean, row.low, row.high) if x is not None]
-
-
-def _ticks(start: float, end: float) -> list[float]:
-    return [round(float(x), 9) for x in MaxNLocator(4).tick_values(start, end) if start <= x <= end]
-
-
-def _number(x: float | None, form: str) -> str:
-    return "n/a" if x is None else f"{x:{form}}"
+def _losses(results: Results) -> dict[str, str]:
+    return {variant: f"{row.val_loss.mean:.3f}" for variant, row in results.summary.items()}
 
 
 def table(plot: Forest) -> str:
     """The plot as an HTML table, whose columns stay readable on a phone, and its note."""
-    head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in plot.columns)
+    names = ("variant", plot.axis, *plot.columns, "verdict")
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
     body = "".join(
-        f'<tr><th scope="row">{escape(row.name)}</th><td class="bar"><svg width="100%" height="100%" role="img" '
-        f'aria-label="{escape(_in_words(row))}">{_bar(plot, row)}</svg></td>'
-        f"{''.join(f'<td>{escape(cell)}</td>' for cell in row.cells)}"
-        f'<td class="verdict" style="color: {row.colour}">{escape(row.verdict)}</td></tr>'
-        for row in plot.rows
-    )
-    ticks = "".join(
-        f'<text x="{plot.place(x)}" y="14" text-anchor="middle" fill="currentColor">{escape(said)}</text>'
-        for x, said in plot.ticks.items()
+        f'<tr><th scope="row">{escape(name)}</th><td class="bar"><svg width="100%" height="100%" role="img" '
+        f'aria-label="{escape(one.numbers)}">{_bar(plot, one)}</svg></td>'
+        f"{''.join(f'<td>{escape(cell)}</td>' for cell in plot.cells(name))}"
+        f'<td class="verdict" style="color: {_colour(one)}">{escape(one.said)}</td></tr>'
+        for name, one in plot.rows.items()
     )
     return (
-        f'<table class="forest columns-{len(plot.columns)}"><thead><tr><th scope="col">variant</th>'
-        f'<th scope="col">{escape(plot.axis)}</th>{head}<th scope="col">verdict</th></tr></thead><tbody>{body}</tbody>'
-        f'<tfoot><tr><td></td><td class="bar"><svg width="100%" height="100%" aria-hidden="true">{ticks}</svg></td>'
-        f"{'<td></td>' * len(plot.columns)}<td></td></tr></tfoot></table><p class='note'>{escape(plot.note)}</p>"
+        f'<table class="forest columns-{len(plot.columns)}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody>'
+        f'<tfoot><tr><td></td><td class="bar"><svg width="100%" height="100%" aria-hidden="true">{_ticks(plot)}</svg></td>'
+        f"{'<td></td>' * len(plot.columns)}<td></td></tr></tfoot></table>"
+        f'<p class="note">{escape(plot.note)}</p>'
     )
 
 
 def svg(plot: Forest) -> str:
     """The plot as a file of its own."""
-    names = [_short(row.name) for row in plot.rows]
-    left = 12 + LETTER * max(map(len, [*names, "variant"]))
-    cells = [left + BAR + 12 + CELL * (n + 1) for n in range(len(plot.columns))]
-    said = cells[-1] + 20
-    size = f"{said + VERDICT} {ROW * (len(names) + 3)}"
-    parts = [_text(4, 17, "variant", 'font-weight="600"'), _text(said, 17, "verdict", 'font-weight="600"')]
-    heads = zip(cells, plot.columns)
-    parts += [_text(x, 17, name, 'text-anchor="end" font-weight="600"') for x, name in heads]
-    for n, (name, row) in enumerate(zip(names, plot.rows), 1):
-        y = n * ROW + 17
-        parts.append(f'<svg x="{left}" y="{n * ROW}" width="{BAR}" height="{ROW}">{_bar(plot, row)}</svg>')
-        parts += [_text(4, y, name), _text(said, y, _short(row.verdict), f'style="fill: {row.colour}"')]
-        parts += [_text(x, y, cell, 'text-anchor="end"') for x, cell in zip(cells, row.cells)]
-    y = ROW * (len(names) + 1)
-    ticks = "".join(
-        f'<text x="{plot.place(x)}" y="16" text-anchor="middle">{escape(said)}</text>' for x, said in plot.ticks.items()
-    )
-    parts.append(f'<svg x="{left}" y="{y}" width="{BAR}" height="{ROW}" overflow="visible">{ticks}</svg>')
+    left = 12 + LETTER * max(len(shortened(name, LONGEST)) for name in ("variant", *plot.rows))
+    ends = [left + BAR + 12 + CELL * (n + 1) for n in range(len(plot.columns))]
+    said, y = ends[-1] + 20, ROW * (len(plot.rows) + 1)
+    bold, right = 'font-weight="600"', 'text-anchor="end"'
+    parts = [_text(4, 17, "variant", bold), _text(said, 17, "verdict", bold)]
+    parts += [_text(x, 17, name, f"{right} {bold}") for x, name in zip(ends, plot.columns)]
+    for n, (name, one) in enumerate(plot.rows.items(), 1):
+        verdict = one.said if len(one.said) <= LONGEST else one.kind
+        parts.append(f'<svg x="{left}" y="{n * ROW}" width="{BAR}" height="{ROW}">{_bar(plot, one)}</svg>')
+        parts.append(_text(4, n * ROW + 17, shortened(name, LONGEST)))
+        parts.append(_text(said, n * ROW + 17, verdict, f'style="fill: {_colour(one)}"'))
+        parts += [_text(x, n * ROW + 17, cell, right) for x, cell in zip(ends, plot.cells(name))]
+    parts.append(f'<svg x="{left}" y="{y}" width="{BAR}" height="{ROW}" overflow="visible">{_ticks(plot)}</svg>')
     parts.append(_text(left + BAR / 2, y + 38, plot.axis, 'text-anchor="middle"'))
-    words = escape("; ".join(f"{row.name}: {_in_words(row)}" for row in plot.rows))
+    words = "; ".join(f"{name}: {one.numbers}" for name, one in plot.rows.items())
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" role="img" font-size="13" fill="currentColor" '
-        f'aria-labelledby="title words"><title id="title">{escape(plot.title)}</title><desc id="words">{words}</desc>'
-        f"{svg_style()}{''.join(parts)}</svg>"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {said + VERDICT} {y + 2 * ROW}" role="img" font-size="13" '
+        f'fill="currentColor" aria-labelledby="title words"><title id="title">{escape(plot.axis)}</title>'
+        f'<desc id="words">{escape(words)}</desc>{svg_style()}{"".join(parts)}</svg>'
     )
 
 
-def _bar(plot: Forest, row: Row) -> str:
-    parts = []
-    if plot.band:
-        low, high = map(plot.place, plot.band)
+def _bar(plot: Forest, one: Finding) -> str:
+    parts, colour = [], _colour(one)
+    if plot.margin:
+        low, high = plot.place(-plot.margin), plot.place(plot.margin)
         width = f"{float(high[:-1]) - float(low[:-1]):.2f}%"
         parts.append(f'<rect x="{low}" width="{width}" height="100%" fill="currentColor" opacity="0.1"/>')
-    for x in plot.ticks if plot.zero is None else [plot.zero]:
-        faint = ' opacity="0.25"' * (plot.zero is None)
-        x = plot.place(x)
-        parts.append(f'<line x1="{x}" x2="{x}" y1="0" y2="100%" stroke="currentColor"{faint}/>')
-    if row.low is not None:
-        low, high = (plot.place(min(max(x, plot.start), plot.end)) for x in (row.low, row.high))
-        parts.append(f'<line x1="{low}" x2="{high}" y1="50%" y2="50%" stroke="{row.colour}" stroke-width="2"/>')
-    if row.mean is not None and plot.start <= row.mean <= plot.end:
-        parts.append(f'<circle cx="{plot.place(row.mean)}" cy="50%" r="4" fill="{row.colour}"/>')
-    elif row.mean is not None:
-        x, anchor, arrow = ("0%", "start", "◂") if row.mean < plot.start else ("100%", "end", "▸")
-        parts.append(f'<text x="{x}" y="50%" dy="5" text-anchor="{anchor}" fill="{row.colour}">{arrow}</text>')
+    for x in map(plot.place, [0] if plot.margin else plot.ticks):
+        parts.append(f'<line x1="{x}" x2="{x}" y1="0" y2="100%" stroke="currentColor" opacity="0.4"/>')
+    if one.low is not None:
+        low, high = plot.place(one.low), plot.place(one.high)
+        parts.append(f'<line x1="{low}" x2="{high}" y1="50%" y2="50%" stroke="{colour}" stroke-width="2"/>')
+    if one.value is not None and plot.start <= one.value <= plot.end:
+        parts.append(f'<circle cx="{plot.place(one.value)}" cy="50%" r="4" fill="{colour}"/>')
+    elif one.value is not None:
+        anchor, arrow = ("start", "◂") if one.value < plot.start else ("end", "▸")
+        look = f'dy="5" text-anchor="{anchor}" style="fill: {colour}"'
+        parts.append(_text(plot.place(one.value), "50%", arrow, look))
     return "".join(parts)
 
 
-def _in_words(row: Row) -> str:
-    around = "" if row.low is None else f", {row.low:+.4g} to {row.high:+.4g}"
-    return "no value" if row.mean is None else f"{row.mean:+.4g}{around}"
+def _ticks(plot: Forest) -> str:
+    ticks = plot.ticks.items()
+    return "".join(_text(plot.place(x), 15, said, 'text-anchor="middle" fill="currentColor"') for x, said in ticks)
 
 
-def _text(x: float, y: float, said: str, more: str = "") -> str:
+def _colour(one: Finding) -> str:
+    return COLOURS.get(one.kind, GREY)
+
+
+def _drawn(one: Finding) -> list[float]:
+    return [x for x in (one.value, one.low, one.high) if x is not None]
+
+
+def _text(x: float | str, y: float | str, said: str, more: str = "") -> str:
     return f'<text x="{x}" y="{y}" {more}>{escape(said)}</text>'
-
-
-def _short(said: str) -> str:
-    return said if len(said) <= LONGEST else f"{said[: LONGEST - 1]}…"

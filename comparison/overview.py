@@ -1,160 +1,129 @@
 """How the gaps between variants change over several conditions: budgets, texts, sizes of the model."""
 
 import math
-from html import escape
 from statistics import fmean
 
+import numpy as np
+
 from comparison.drawing import Plot, Series, inline_svg, svg_file
-from comparison.forest import verdict
-from comparison.formats import interval
-from comparison.plots import MOST_VARIANTS, WORST
-from comparison.report import inline, page, table_html
+from comparison.formats import number_of
+from comparison.page import inline, items, page, table_html
+from comparison.plots import WORST, few
 from comparison.results import Results
 from comparison.tables import Table
-from comparison.words import NOISE, learned, learned_verdicts, named, sentences
+from comparison.verdicts import Finding, findings, learned
+from comparison.words import NOISE, by_kind, sentences
 
 
 def overview(results: dict[str, Results]) -> tuple[str, str, dict[str, str]]:
     """An HTML page, a markdown text and its pictures by file name; results: by the condition's name, of one baseline."""
-    plot, answer = gaps(results), _answer(results)
-    shown = [table for table in (differences(results), at_equal_time(results)) if table.rows]
+    answer, plot = _answer(results), gaps(results)
+    tables = [table for table in (differences(results), at_equal_time(results)) if table.rows]
     said = {name: sentences(one) for name, one in results.items()}
-    caveats = list(dict.fromkeys(some[1] for some in said.values()))
+    caveats = list({some[1] for some in said.values()})
     caveats = caveats if len(caveats) == 1 else [f"{name}: {some[1]}" for name, some in said.items()]
     answers = [f"{name}: {some[0]}" for name, some in said.items()]
-    title = f"{len(results)} conditions: {', '.join(results)}"
-    figure = f"<figure>{inline_svg(plot)}<figcaption>{escape(plot.description)}</figcaption></figure>"
-    items, notes = "".join(f"<li>{inline(one)}</li>" for one in answers), "<br/>".join(map(inline, caveats))
+    title = f"{number_of(len(results), 'condition')}: {', '.join(results)}"
+    figure = f"<figure>{inline_svg(plot)}<figcaption>{inline(plot.description)}</figcaption></figure>" if plot else ""
     html = page(
         title,
-        f'<p class="answer">{inline(answer)}</p><p>{notes}</p>{figure}'
-        f"{''.join(map(table_html, shown))}<h2>Each condition alone</h2><ul>{items}</ul>",
+        f'<p class="answer">{inline(answer)}</p><p>{"<br/>".join(map(inline, caveats))}</p>{figure}'
+        f"{''.join(map(table_html, tables))}<h2>Each condition alone</h2><ul>{items(answers)}</ul>",
     )
-    parts = [f"# {title}", f"**{answer}**", "\n".join(f"- {one}" for one in caveats), f"![{plot.title}](gaps.svg)"]
-    parts += [f"## {table.title}\n\n{table.markdown()}" for table in shown]
+    parts = [f"# {title}", f"**{answer}**", "\n".join(f"- {one}" for one in caveats)]
+    parts += [f"![{plot.title}](gaps.svg)"] if plot else []
+    parts += [f"## {table.title}\n\n{table.markdown()}" for table in tables]
     parts += ["## Each condition alone", "\n".join(f"- {one}" for one in answers)]
-    return html, "\n\n".join(parts) + "\n", {"gaps.svg": svg_file(plot)}
+    return html, "\n\n".join(parts) + "\n", {"gaps.svg": svg_file(plot)} if plot else {}
 
 
-def gaps(results: dict[str, Results]) -> Plot:
-    """A line for each variant over the conditions; of many variants the lowest means and the two highest.
+def gaps(results: dict[str, Results]) -> Plot | None:
+    """A line for each variant over the conditions; of many variants the best and the two worst on average. None where
+    nothing is compared.
 
     Where every condition is a synthetic task, of the share of seeds that learned; else of the differences in loss.
     """
-    tasks, first, found = all(map(learned, results.values())), next(iter(results.values())), {}
+    tasks, baseline = all(map(learned, results.values())), _baseline(results)
+    found: dict[str, dict[int, Finding]] = {}
     for n, one in enumerate(results.values()):
-        for variant in one.summary:
-            value = _share(one, variant) if tasks else _gap(one, variant)
-            if value:
-                found.setdefault(variant, {})[n] = value
-    ranked = sorted(found, key=lambda variant: fmean(mean for mean, *_ in found[variant].values()))
-    lowest = MOST_VARIANTS - 1 - WORST
-    some, places = ranked[:lowest] + ranked[lowest:][-WORST:], range(len(results))
-    nothing = (None, None, None)
-    series = [
-        Series(
-            variant,
-            [(n, found[variant].get(n, nothing)[0]) for n in places],
-            [None if found[variant].get(n, nothing)[1] is None else found[variant][n][1:] for n in places],
-            colour,
-        )
-        for colour, variant in enumerate(some)
-    ]
-    said = f"Mean paired difference in final loss to {first.baseline}, with its 95 % interval; below zero is better."
-    title, y, levels = f"Difference to {first.baseline} by condition", f"difference ({first.unit})", [(0.0, "")]
+        for variant, finding in findings(one).items() if tasks or not learned(one) else ():
+            if finding.is_compared or tasks and variant == baseline:
+                found.setdefault(variant, {})[n] = finding
+    if not found:
+        return None
+    means = {variant: fmean(one.value for one in some.values()) for variant, some in found.items()}
+    ranked, nothing, series = sorted(means, key=means.get, reverse=tasks), Finding("", ""), []
+    for colour, variant in enumerate(few(ranked)):
+        some = [found[variant].get(n, nothing) for n in range(len(results))]
+        band = [None if one.low is None else (one.low, one.high) for one in some]
+        series.append(Series(variant, [(n, one.value) for n, one in enumerate(some)], band, colour))
+    said = f"Mean paired difference in final loss to `{baseline}`, with its 95 % interval; below zero is better."
+    title, y, levels = f"Difference to {baseline} by condition", f"difference ({_units(results)})", [(0.0, "")]
     if tasks:
         said = "Share of the seeds that learned the longest trained length, with its exact 95 % interval."
         title, y, levels = "Seeds that learned, by condition", "seeds that learned (%)", []
-    if len(some) < len(ranked):
-        said += f" Drawn are {len(some)} of {len(ranked)} variants: the lowest means and the {WORST} highest."
-    return Plot("gaps", title, "condition", y, said, series, levels=levels, every_bar=True, ticks=list(results))
-
-
-def _gap(one: Results, variant: str) -> tuple | None:
-    gap = one.summary[variant].difference
-    left_out = variant == one.baseline or gap.mean is None or gap.apart or learned(one)
-    return None if left_out else (gap.mean, gap.low, gap.high)
-
-
-def _share(one: Results, variant: str) -> tuple | None:
-    at = learned(one).get(variant)
-    return at and (100 * at.count / at.n, 100 * at.low, 100 * at.high)
+    if len(series) < len(ranked):
+        said += f" Drawn are {len(series)} of {len(ranked)} variants: the best means and the {WORST} worst."
+    return Plot("gaps", title, "condition", y, said, series, levels=levels, ticks=list(results))
 
 
 def differences(results: dict[str, Results]) -> Table:
     """Rows: variants; columns: conditions."""
-
-    def cell(one, variant):
-        row = one.summary.get(variant)
-        if row is None:
-            return "diverged" if variant in one.diverged else "n/a"
-        numbers, base = row.difference, variant == one.baseline
-        if share := learned(one).get(variant):
-            said = "baseline" if base else _verdict(one, variant) or "not compared"
-            return f"{share.count} of {share.n} seeds, {said}"
-        if base:
-            return f"baseline: {row.val_loss.mean:.3f}"
-        around = "" if numbers.low is None else f" ({interval(numbers, 3)})"
-        mean = "n/a" if numbers.mean is None else f"{numbers.mean:+z.3f}"
-        return f"{mean}{around} {verdict(numbers, one.margin)}"
-
-    rows = [[variant, *(cell(one, variant) for one in results.values())] for variant in _variants(results)]
-    baseline, units = _baseline(results), " or ".join(sorted({one.unit for one in results.values()}))
+    found, rows = [findings(one) for one in results.values()], []
+    for variant in _variants(results):
+        cells = [one.get(variant) for one in found]
+        rows.append([variant, *(f"{one.numbers}, {one.said}" if one else "n/a" for one in cells)])
     note = (
-        f"Losses in {units}, with 95 % intervals; of a synthetic task the seeds that learned its longest trained length. "
-        "Each condition is tested by itself; see its own report."
+        f"The loss of the baseline and the differences to it in {_units(results)}, of a synthetic task the seeds that "
+        "learned its longest trained length, with 95 % intervals. Each condition is tested by itself; see its own report."
     )
-    return Table(f"Beside {baseline}", ["variant", *results], rows, note)
-
-
-def _verdict(one: Results, variant: str) -> str | None:
-    if learned(one):
-        return learned_verdicts(one).get(variant)
-    row = one.summary[variant].difference
-    return None if row.apart else row.verdict
+    return Table(f"Beside {_baseline(results)}", ["variant", *results], rows, note)
 
 
 def at_equal_time(results: dict[str, Results]) -> Table:
     """What each variant would reach in the time that the baseline takes, where budgets of one text were compared."""
-    budgets: dict[tuple, dict[int, Results]] = {}
-    for one in results.values():
-        if len(one.tokens) == 1:
-            budgets.setdefault(_text_and_size(one), {})[one.tokens[0]] = one
-    columns = {name: one for name, one in results.items() if len(budgets.get(_text_and_size(one), [])) > 1}
+    baseline, budgets = _baseline(results), {}
+    for name, one in results.items():
+        some = [other for other in results.values() if _text_and_size(other) == _text_and_size(one)]
+        if len({_budget(other) for other in some}) > 1 and not learned(one):  # or its mean loss would say little
+            budgets[name] = some
     rows = []
-    for variant in _variants(columns):
+    for variant in _variants({name: results[name] for name in budgets}):
         row = [variant]
-        for one in columns.values():
-            loss = _in_the_same_time(one, budgets[_text_and_size(one)], variant)
-            gap = None if loss is None else loss - one.summary[one.baseline].val_loss.mean
-            row.append("n/a" if loss is None else f"{loss:.3f} ({gap:+z.3f})")
+        for name, some in budgets.items():
+            loss, own = _in_the_same_time(results[name], some, variant), results[name].summary[baseline].val_loss.mean
+            row.append("n/a" if loss is None else f"{loss:.3f} ({loss - own:+z.3f})")
         rows.append(row)
-    known = any(cell != "n/a" for row in rows for cell in row[1:] if row[0] != _baseline(results))
+    known = any(cell != "n/a" for variant, *cells in rows for cell in cells if variant != baseline)
     note = (
-        f"Loss, and difference to {_baseline(results)}, after as many tokens as a variant trains on while "
-        f"{_baseline(results)} trains on the condition's: its mean final losses, interpolated between the budgets "
-        "linearly in the logarithm of tokens. n/a: outside the budgets, or its time scatters or was not measured."
+        f"Loss, and difference to `{baseline}`, after as many tokens as a variant trains on while `{baseline}` trains on "
+        "the condition's: its mean final losses, interpolated between the budgets linearly in the logarithm of tokens. "
+        "n/a: outside the budgets, not to be compared, or its time scatters or was not measured."
     )
-    return Table("At equal time", ["variant", *columns], rows if known else [], note)
-
-
-def _in_the_same_time(one: Results, budgets: dict[int, Results], variant: str) -> float | None:
-    costs = [some.cost[variant].training for some in (one, *budgets.values()) if variant in some.cost]
-    ratio = 1.0 if variant == one.baseline else next((cost.median for cost in costs if cost), None)
-    losses = {n: some.summary[variant].val_loss.mean for n, some in budgets.items() if variant in some.summary}
-    if ratio is None or not losses:
-        return None
-    tokens = one.tokens[0] / ratio
-    below, above = (max((n for n in losses if n <= tokens), default=None),
-                    min((n for n in losses if n >= tokens), default=None))  # fmt: skip
-    if below is None or above is None:
-        return None
-    part = math.log(tokens / below) / math.log(above / below) if above > below else 0.0
-    return losses[below] + part * (losses[above] - losses[below])
+    return Table("At equal time", ["variant", *budgets], rows if known else [], note)
 
 
 def _text_and_size(one: Results) -> tuple:
     return one.corpus["hash"], one.summary[one.baseline].parameters, one.optimizer, one.context, one.unit
+
+
+def _budget(one: Results) -> int:
+    return one.runs[one.baseline][0].tokens
+
+
+def _in_the_same_time(one: Results, budgets: list[Results], variant: str) -> float | None:
+    costs = [some.cost[variant].training for some in (one, *budgets) if variant in some.cost]
+    ratio = 1.0 if variant == one.baseline else next((cost.median for cost in costs if cost), None)
+    rows = [(_budget(some), some.summary[variant]) for some in budgets if variant in some.summary]
+    losses = sorted((math.log(tokens), row.val_loss.mean) for tokens, row in rows if not row.difference.apart)
+    if ratio is None or not losses:
+        return None
+    loss = float(np.interp(math.log(_budget(one) / ratio), *zip(*losses), left=math.nan, right=math.nan))
+    return None if math.isnan(loss) else loss
+
+
+def _units(results: dict[str, Results]) -> str:
+    return " or ".join(sorted({one.unit for one in results.values()}))
 
 
 def _baseline(results: dict[str, Results]) -> str:
@@ -166,23 +135,23 @@ def _variants(results: dict[str, Results]) -> list[str]:
 
 
 def _answer(results: dict[str, Results]) -> str:
-    """Which verdicts hold under every condition, and which change."""
-    baseline, verdicts = _baseline(results), {}
+    """Which verdicts hold wherever a variant is compared, and which change."""
+    baseline, found = _baseline(results), [findings(one) for one in results.values()]
+    words = {
+        "better": f"better than `{baseline}` {NOISE} wherever compared",
+        "equal": f"equal to `{baseline}` wherever compared",
+        "worse": f"worse than `{baseline}` {NOISE} wherever compared",
+        "turned": "better under one condition, worse under another",
+        "mixed": "not the same everywhere",
+        "undecided": "undecided",
+        "too few seeds": "too few seeds to tell",
+        "none": "never compared",
+    }
+    verdicts = {}
     for variant in _variants(results):
-        if variant != baseline:
-            found = [_verdict(one, variant) for one in results.values() if variant in one.summary]
-            verdicts[variant] = [kind for kind in found if kind]
-    n, parts = len(results), []
-    for kind in ("better", "equal", "worse"):
-        if some := [variant for variant, found in verdicts.items() if found == [kind] * n]:
-            how = "equal to" if kind == "equal" else f"{kind} than"
-            parts.append(f"{how} `{baseline}` {NOISE * (kind != 'equal')} under every condition: {named(some)}")
-    turned = [v for v, found in verdicts.items() if {"better", "worse"} <= {*found}]
-    if turned:
-        parts.append(f"better under one, worse under another: {named(turned)}")
-    left = [v for v, found in verdicts.items() if v not in turned and (len(found) < n or len({*found}) > 1)]
-    left += [v for v, found in verdicts.items() if len(found) == n and {*found} <= {"undecided", "too few seeds"}]
-    if left:
-        parts.append(f"not the same everywhere, or undecided: {named(dict.fromkeys(left))}")
-    said = "; ".join(part.replace("  ", " ") for part in parts) or f"nothing to compare `{baseline}` with"
+        kinds = {one[variant].kind for one in found if variant in one and one[variant].is_compared}
+        several = "turned" if {"better", "worse"} <= kinds else "mixed"
+        verdicts[variant] = several if len(kinds) > 1 else next(iter(kinds), "none")
+    del verdicts[baseline]
+    said = "; ".join(by_kind(verdicts, words)) or f"nothing to compare `{baseline}` with"
     return said[0].upper() + said[1:] + "."

@@ -1,14 +1,15 @@
-"""The tables of a report, for markdown and HTML alike."""
+"""The tables of a report, for markdown and HTML alike. Names of variants stand in backticks in their notes."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from comparison.forest import ordered, verdict
-from comparison.formats import count, interval, numbered, p_value, plus_minus
+from comparison.formats import count, interval, p_value, plus_minus, seeds
 from comparison.losses import TOLERANCE, effective_context
 from comparison.results import Ratio, Results
-from comparison.words import learned, learned_verdicts, lost_seeds
+from comparison.verdicts import findings, in_words, learned, of_losses
+from comparison.words import lost_seeds
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Table:
     def markdown(self) -> str:
         """The table as markdown, with its note below."""
         lines = [self.header, ["---"] + ["---:"] * (len(self.header) - 1), *self.rows]
+        lines = [[re.sub(r"[\\`*|]|<(?=\S)", r"\\\g<0>", cell) for cell in cells] for cells in lines]
         return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\n{self.note}"
 
 
@@ -30,25 +32,25 @@ def tables(results: Results) -> list[Table]:
     """The tables for which there are numbers, the main one first."""
     made = [_learned(results)] if learned(results) else []
     made += [_main(results), _context(results), _match(results), _cost(results), _inside(results)]
-    if any(len(rates) > 1 for rates in results.sweep.values()):
-        made.append(_rates(results))
+    made += [_rates(results)] if results.tuning else []
     made += [_diverged(results), _settings(results)]
     return [table for table in made if table.rows and len(table.header) > 1]
 
 
 def _main(results: Results) -> Table:
     body, baseline = [], results.baseline
-    for variant in ordered(results):
+    for variant, found in of_losses(results).items():
+        if found.kind == "diverged":
+            body.append([variant, *["—"] * 5, "diverged", *["—"] * 3])
+            continue
         row, numbers = results.summary[variant], results.summary[variant].difference
-        p_values = ["n/a" if p is None else p_value(p) for p in (numbers.p_holm, numbers.p_equal)]
-        compared = [plus_minus(numbers, sign="+"), interval(numbers), *p_values, verdict(numbers, results.margin)]
+        compared = [plus_minus(numbers, sign="+"), interval(numbers), p_value(numbers.p_holm), p_value(numbers.p_equal)]
         if variant == baseline:
-            compared = ["—", "—", "—", "—", "baseline"]
+            compared = ["—"] * 4
         lost = ", ".join(map(str, lost_seeds(results, variant)))
-        seeds = ", ".join(map(str, row.seeds)) + f" ({lost} diverged)" * bool(lost)
-        own = [seeds, _behind(results, variant), plus_minus(row.val_bits_per_byte)]
-        body.append([variant, plus_minus(row.val_loss), *compared, *own])
-    body += [[lost, *["—"] * 5, "diverged", *["—"] * 3] for lost in results.diverged if lost not in results.summary]
+        trained = ", ".join(map(str, row.seeds)) + f" ({lost} diverged)" * bool(lost)
+        own = [trained, _behind(results, variant), plus_minus(row.val_bits_per_byte)]
+        body.append([variant, plus_minus(row.val_loss), *compared, found.said, *own])
     header = ["variant", f"validation loss ({results.unit})", f"difference to {baseline}", "95 % interval"]
     header += ["p (no difference)", "p (not equal)", "verdict", "seeds", "behind until", "bits per byte"]
     note = (
@@ -57,7 +59,7 @@ def _main(results: Results) -> Table:
         f"against a difference of {results.margin:g} or more (Schuirmann 1987); each corrected for the number of "
         "variants (Holm 1979). Below 0.05 a verdict follows, equality first; undecided: the seeds named would decide "
         "in four of five trials, were the mean and its noise as seen here. Behind until: the last evaluation, in "
-        f"training tokens, whose 95 % interval lies above zero; to the end: when {baseline} was as far."
+        f"training tokens, whose 95 % interval lies above zero; to the end: when `{baseline}` was as far."
     )
     return Table("Losses", header, body, note)
 
@@ -74,37 +76,16 @@ def _behind(results: Results, variant: str) -> str:
     if behind[-1] < curve[-1].x:
         return count(behind[-1])
     as_good = next((at.x for at in base if at.mean <= row.curve[-1].mean), base[-1].x)
-    return f"the end ({results.baseline} by {count(as_good)})"
-
-
-def _context(results: Results) -> Table:
-    note = (
-        f"{results.unit}; 1× is the trained context of {results.baseline}, {results.context} tokens. The same tokens "
-        "are scored in every column, each with nearly that much before it. n/a: the scheme has no positions that far "
-        "out, or the text is too short. “a + b”: the same trained models, evaluated with the position options b. "
-        f"Effective context: the fewest tokens before it that keep the loss within {TOLERANCE:g} of that at 1×; where "
-        "they are few, a flat line comes from not looking far."
-    )
-
-    def heading(x):
-        return f"{x:g} tokens" if x < results.context else f"{x / results.context:g}×"
-
-    table = _by_length(results, "loss_by_context", heading, "Loss by context", note)
-    if not table.header[1:]:
-        return table
-    reach = [effective_context(row.loss_by_context, results.context) for row in results.evaluations().values()]
-    rows = [[*row, "n/a" if k is None else f"{k:.0f} tokens"] for row, k in zip(table.rows, reach)]
-    return Table(table.title, [*table.header, "effective context"], rows, note)
+    return f"the end (baseline by {count(as_good)})"
 
 
 def _learned(results: Results) -> Table:
-    lengths = sorted({at.x for row in results.summary.values() for at in row.learned})
-    body, verdicts = [], {results.baseline: "baseline", **learned_verdicts(results)}
-    for variant in learned(results):
-        found = {at.x: at for at in results.summary[variant].learned}
-        some = [found.get(x) for x in lengths]
-        cells = [f"{at.count} of {at.n} ({at.low:.0%} to {at.high:.0%})" if at else "n/a" for at in some]
-        body.append([variant, *cells, verdicts.get(variant, "not compared")])
+    shares = {(variant, at.x): in_words(at) for variant, row in results.summary.items() for at in row.learned}
+    lengths = sorted({x for _, x in shares})
+    body = [
+        [variant, *(shares.get((variant, x), "n/a") for x in lengths), found.said]
+        for variant, found in findings(results).items()
+    ]
     note = (
         "Seeds that answer nearly all examples of a length, with the exact 95 % interval of their share (Clopper & "
         "Pearson 1934). Verdicts at the longest trained length: Fisher's exact test (1935), Holm's correction. Means of "
@@ -118,27 +99,48 @@ def _match(results: Results) -> Table:
     return _by_length(results, "exact_match", str, "Exact match by length", note)
 
 
+def _context(results: Results) -> Table:
+    note = (
+        f"{results.unit}; 1× is the trained context of `{results.baseline}`, {results.context} tokens. The same tokens "
+        "are scored in every column, each with nearly that much before it. n/a: the scheme has no positions that far "
+        "out, or the text is too short. “a + b”: the same trained models, evaluated with the position options b. "
+        f"Effective context: the fewest tokens before it that keep the loss within {TOLERANCE:g} of that at 1×; where "
+        "they are few, a flat line comes from not looking far."
+    )
+
+    def heading(x):
+        return f"{x:g} tokens" if x < results.context else f"{x / results.context:g}×"
+
+    table = _by_length(results, "loss_by_context", heading, "Loss by context", note)
+    if table.header[1:]:
+        table.header.append("effective context")
+        for cells, row in zip(table.rows, results.evaluations().values()):
+            reach = effective_context(row.loss_by_context, results.context)
+            cells.append("n/a" if reach is None else f"{reach:.0f} tokens")
+    return table
+
+
 def _by_length(results: Results, key: str, heading: Callable[[int], str], title: str, note: str) -> Table:
     """A row for each evaluation, a column for each length x of a series."""
-    series = {name: {point.x: point for point in getattr(row, key)} for name, row in results.evaluations().items()}
-    lengths = sorted({x for points in series.values() for x in points})
-    body = [[name, *(plus_minus(at[x], 3) if x in at else "n/a" for x in lengths)] for name, at in series.items()]
+    names = results.evaluations()
+    cells = {(name, at.x): plus_minus(at, 3) for name, row in names.items() for at in getattr(row, key)}
+    lengths = sorted({x for _, x in cells})
+    body = [[name, *(cells.get((name, x), "n/a") for x in lengths)] for name in names]
     return Table(title, ["variant", *map(heading, lengths)], body, note)
 
 
 def _cost(results: Results) -> Table:
     body = []
     for variant, row in results.summary.items():
-        cost = results.cost.get(variant)
         numbers = ["not measured", "not measured", "—", "—"]
-        if cost:
+        if cost := results.cost.get(variant):
             speeds = cost.training_tokens_per_second, cost.decoding_tokens_per_second
             numbers = [_ratio(cost.training), _ratio(cost.decoding), *(f"{speed:,.0f}" for speed in speeds)]
         body.append([variant, f"{row.parameters:,}", f"{row.position_parameters:,}", *numbers])
     note = (
-        f"Times as a multiple of those of {results.baseline}, all variants measured in turn on the machine named below: "
-        "the median over rounds, and the extremes. Scatters: rounds differ too much to tell. Tokens/s are of this "
-        "machine alone."
+        f"Times as a multiple of those of `{results.baseline}`, all variants measured in turn on the machine named "
+        "below: the median over rounds, and the extremes. Scatters: rounds differ too much to tell. Tokens/s are of "
+        "this machine alone."
     )
     header = ["parameters", "of positions", "time of a training step", "of a decoded token"]
     return Table("Cost", ["variant", *header, "training tokens/s", "decoded tokens/s"], body, note)
@@ -172,37 +174,31 @@ def _inside(results: Results) -> Table:
 def _rates(results: Results) -> Table:
     body, tried = [], sorted({rate.learning_rate for rates in results.sweep.values() for rate in rates})
     for variant, rates in results.sweep.items():
-        used = variant in results.summary and results.summary[variant].learning_rate
-        cells = dict.fromkeys(tried, "—")
-        for row in rates:
-            remarks = ["used"] * (row.learning_rate == used)
-            remarks += [f"{numbered('seed', row.diverged)} diverged"] if row.diverged else []
-            cells[row.learning_rate] = plus_minus(row) + f" ({', '.join(remarks)})" * bool(remarks)
+        cells, row = dict.fromkeys(tried, "—"), results.summary.get(variant)
+        for one in rates:
+            remarks = ["used"] if row and one.learning_rate == row.learning_rate else []
+            remarks += [f"{seeds(one.diverged)} diverged"] if one.diverged else []
+            cells[one.learning_rate] = plus_minus(one) + f" ({', '.join(remarks)})" * bool(remarks)
         body.append([variant, *cells.values()])
     note = (
-        f"Validation loss in {results.unit}, mean over seeds"
-        + f", on the tuning half with {numbered('seed', results.tuning_seeds)}" * bool(results.tuning)
-        + ". All other tables use the rate of the lowest mean where the fewest seeds diverged."
+        f"Mean validation loss in {results.unit} on the tuning half, with {seeds(results.tuning_seeds)}. All "
+        "other tables use the rate of the lowest mean where the fewest seeds diverged."
     )
     return Table("Learning rates", ["variant", *(f"{rate:g}" for rate in tried)], body, note)
 
 
 def _diverged(results: Results) -> Table:
-    body = []
-    for variant, runs in results.diverged.items():
-        body += [[variant, f"{run.learning_rate:g}", str(run.seed), run.diverged] for run in runs]
+    lost = [(variant, run) for variant, runs in results.diverged.items() for run in runs]
+    body = [[variant, f"{run.learning_rate:g}", str(run.seed), run.diverged] for variant, run in lost]
     note = "What was no longer finite and ended the run. These runs are in no mean."
     return Table("Diverged runs", ["variant", "learning rate", "seed", "what happened"], body, note)
 
 
 def _settings(results: Results) -> Table:
     keys = list(dict.fromkeys(key for own in results.differing.values() for key in own))
-    body = [
-        [variant, *(_setting(own[key]) if key in own else "—" for key in keys)]
-        for variant, own in results.differing.items()
-    ]
+    body = [[variant, *(_setting(own.get(key, "—")) for key in keys)] for variant, own in results.differing.items()]
     return Table("What differs", ["variant", *keys], body, "All config keys in which the variants differ.")
 
 
 def _setting(value: object) -> str:
-    return f"{value:.10g}" if isinstance(value, float) else json.dumps(value).strip('"')
+    return f"{value:.10g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False).strip('"')

@@ -221,5 +221,5 @@ def test_what_diverged_is_in_no_mean_and_in_the_report():
     assert {variant: row.seeds for variant, row in found.summary.items()} == {"base": [0, 1, 2], "thinned": [0, 2]}
     assert found.summary["thinned"].val_loss.mean == 4.5
     assert found.summary["thinned"].difference.mean == pytest.approx(1.5)
-    assert "gone" in markdown(found, {}) and "step 5: loss nan" in html(found)
+    assert "gone" in markdown(found, []) and "step 5: loss nan" in html(found)
     json.dumps(asdict(found), allow_nan=False)

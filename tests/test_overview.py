@@ -17,7 +17,9 @@ NOISE = (-0.001, 0.0, 0.001)
 def condition(tokens, losses, ratios=None, **changes):
     """Three seeds of each variant, around a final loss; ratios: times of a training step beside the baseline's."""
     cost = {v: Cost(ratio and Ratio(ratio, ratio, ratio), None, 1.0, 1.0) for v, ratio in (ratios or {}).items()}
-    runs = {v: [run(seed, loss + noise) for seed, noise in enumerate(NOISE)] for v, loss in losses.items()}
+    runs = {
+        v: [run(seed, loss + noise, tokens=tokens) for seed, noise in enumerate(NOISE)] for v, loss in losses.items()
+    }
     return results(runs | changes.pop("runs", {}), "base", tokens=[tokens], cost=cost, **changes)
 
 
@@ -34,9 +36,9 @@ def budgets():
 
 def test_a_cell_has_difference_interval_and_verdict_or_says_why_not(budgets):
     rows = {name: cells for name, *cells in differences(budgets).rows}
-    assert rows["base"] == ["baseline: 4.000", "baseline: 3.000"]
-    assert rows["none"] == ["n/a", "+0.500 (+0.500 to +0.500) worse"] and rows["gone"] == ["n/a", "diverged"]
-    assert rows["fast"][1] == "+0.005 (+0.005 to +0.005) equal within 0.02"
+    assert rows["base"] == ["4.000, baseline", "3.000, baseline"]
+    assert rows["none"] == ["n/a", "+0.500 (+0.500 to +0.500), worse"] and rows["gone"] == ["n/a", "n/a, diverged"]
+    assert rows["fast"][1] == "+0.005 (+0.005 to +0.005), equal within 0.02"
 
 
 def test_the_loss_at_equal_time_lies_between_the_budgets_in_log_tokens(budgets):
@@ -60,8 +62,8 @@ def test_other_texts_and_unknown_costs_have_no_equal_time(budgets):
 def test_the_answer_says_what_holds_under_every_condition(budgets):
     html, text, files = overview(budgets)
     assert (
-        "**Better than `base` beyond the noise under every condition: `slow`; not the same everywhere, or undecided: "
-        "`fast`, `wild`, `none` and `gone`.**" in text
+        "**Better than `base` beyond the noise wherever compared: `slow`; worse than `base` beyond the noise wherever "
+        "compared: `wild` and `none`; not the same everywhere: `fast`; never compared: `gone`.**" in text
     )
     assert text.count("One text") == 0 and "Learning rates were given" in text
     assert "![Difference to base by condition](gaps.svg)" in text and "<h2>At equal time</h2>" in html
@@ -86,13 +88,41 @@ def test_tasks_are_compared_by_the_seeds_that_learned():
 
     both = {"copy": task(base=0, none=10), "recall": task(base=5, none=10)}
     assert [cells for cells in differences(both).rows] == [
-        ["base", "0 of 10 seeds, baseline", "5 of 10 seeds, baseline"],
-        ["none", "10 of 10 seeds, better", "10 of 10 seeds, better"],
+        ["base", "0 of 10 (0 % to 31 %), baseline", "5 of 10 (19 % to 81 %), baseline"],
+        ["none", "10 of 10 (69 % to 100 %), better", "10 of 10 (69 % to 100 %), better"],
     ]
+    budgets = {n: replace(one, runs={"base": [run(0, 3.0, tokens=n)]}) for n, one in zip((10, 20), both.values())}
+    assert at_equal_time(budgets).header == ["variant"], "mean losses of a task say little"
     text = condition(10, {"base": 3.0, "none": 4.0})
     assert gaps({**both, "text": text}).series[0].points == [(0, None), (1, None), (2, pytest.approx(1.0))]
-    (base, none) = gaps(both).series
+    (none, base) = gaps(both).series
     assert base.points == [(0, 0.0), (1, 50.0)] and none.band[0] == (pytest.approx(69.15, abs=0.01), 100.0)
+
+
+def test_a_variant_that_a_condition_leaves_out_is_judged_by_the_others():
+    first, second = condition(1000, {"base": 3.0, "none": 3.1, "one": 2.9}), condition(4000, {"base": 2.0, "none": 2.1})
+    text = overview({"first": first, "second": second})[1]
+    assert "**Better than `base` beyond the noise wherever compared: `one`; worse than `base` beyond the noise" in text
+    assert overview({"first": first})[1].startswith("# 1 condition: first\n")
+
+
+def test_conditions_without_anything_to_compare_have_no_picture():
+    alone = condition(1000, {"base": 3.0})
+    html, text, pictures = overview({"a": alone, "b": alone})
+    assert pictures == {} and "<svg" not in html and "**Nothing to compare `base` with.**" in text
+    apart = condition(1000, {"base": 3.0, "none": 2.0}, apart={"none": "trained on 5 tokens"})
+    text = overview({"a": apart, "b": apart})[1]
+    assert "**Never compared: `none`.**" in text and "not compared: trained on 5 tokens" in text and "gaps" not in text
+
+
+def test_other_units_are_named_and_losses_at_another_context_have_no_equal_time(budgets):
+    bits = {**budgets, "large": replace(budgets["large"], unit="bits per byte")}
+    assert gaps(bits).y == "difference (bits per byte or nats per token)"
+    losses, ratios = {"base": 3.0, "wide": 2.0, "slow": 2.5}, {"base": 1.0, "wide": 1.0, "slow": 1.0}
+    apart = {"wide": "trained with a context of 64 tokens"}
+    both = {str(tokens): condition(tokens, losses, ratios, apart=apart) for tokens in (1000, 4000)}
+    rows = {name: cells for name, *cells in at_equal_time(both).rows}
+    assert rows["wide"] == ["n/a", "n/a"] and rows["slow"][0] == "2.500 (-0.500)"
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
