@@ -17,7 +17,7 @@ def parse_arguments() -> Namespace:
     parser.add_argument("config", metavar="CONFIG.yaml", nargs="?")
     parser.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="for the comparison or for all runs")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs to train at the same time")
-    parser.add_argument("--list", action="store_true", help="only print a train.py command for each run")
+    parser.add_argument("--list", action="store_true", help="only print a train.py command for each run to be made now")
     parser.add_argument("--runs", nargs="+", type=Path, metavar="FOLDER", help="only report on these runs")
     parser.add_argument("--baseline", metavar="NAME", help="with --runs: variant to compare with (default: the first)")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="with --runs: report folder (default: runs/report)")
@@ -39,7 +39,7 @@ def main() -> None:
         # Here, since it takes seconds: --help and a wrong command line are answered at once.
         from comparison.commands import compare, report
         from comparison.design import load_comparison, shell
-        from comparison.tuning import next_runs
+        from comparison.tuning import finished, next_runs
         from training.run import RunFolder
 
         if args.runs:
@@ -50,7 +50,8 @@ def main() -> None:
             out = comparison.config.folder
             if args.list:
                 for run in (run for part in comparison.parts().values() for run in next_runs(part)):
-                    print(shell(run.arguments + ["--resume"] * RunFolder.exists(run.config)))
+                    if finished([run]) == [None]:
+                        print(shell(run.arguments + ["--resume"] * RunFolder.exists(run.config)))
                 return
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that train.py processes are stopped too
             print(compare(comparison, args.jobs))

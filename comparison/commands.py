@@ -1,5 +1,6 @@
 """What compare.py does: trains the runs of a comparison and reports on them, or reports on finished runs."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from base import InputError, writing
@@ -14,6 +15,7 @@ from comparison.schedule import train_all
 from comparison.tables import tables
 from comparison.tuning import finished, next_runs, reported_runs, tuning_runs
 from data.corpus import load_corpus
+from training.loop import fit_to_corpus
 from training.run import RunFolder
 from training.tracking import track_report
 
@@ -24,8 +26,9 @@ def compare(comparison: Comparison, jobs: int = 1) -> str:
     Finished runs are kept as they are, half-finished ones continue. InputError where a run in the folder was made with
     other settings or another text.
     """
-    corpora, found, config = Corpora(), {}, comparison.config
-    for condition, part in comparison.parts().items():
+    corpora, found, config, parts = Corpora(), {}, comparison.config, comparison.parts()
+    _check_texts(parts.values())
+    for condition, part in parts.items():
         found[condition] = _compare(part, jobs, corpora)
         text = write(found[condition], part.config.folder, comparison=part.config.model_dump(mode="json"))
         wandb = next_runs(part)[0].config.wandb
@@ -39,18 +42,30 @@ def compare(comparison: Comparison, jobs: int = 1) -> str:
     return text
 
 
+def _check_texts(parts: Iterable[Comparison]) -> None:
+    """Tokenizes each text, which side by side each process would. InputError where one is too short to be reported on:
+    before the rates are chosen, not after."""
+    corpora = {}
+    for part in parts:
+        rate = next(iter(part.config.learning_rates), None)
+        for config in (part.reported_runs(variant, rate)[0].config for variant in part.config.variants):
+            if config.data not in corpora:
+                corpora[config.data] = load_corpus(config.data)
+            fit_to_corpus(config, corpora[config.data])
+
+
 def _compare(comparison: Comparison, jobs: int, corpora: Corpora) -> Results:
+    plan, folders = comparison.config, {}
     while True:
         runs = next_runs(comparison)
         ended = finished(runs)
-        for run in (RunFolder(each.config, resume=True) for each in runs if RunFolder.exists(each.config)):
-            corpora.of(run)
+        chosen = [run for variant in plan.variants for run in tuning_runs(comparison, variant)]
+        used = {run.config.folder: run.config for run in [*chosen, *runs] if RunFolder.exists(run.config)}
+        for config in used.values():
+            corpora.of(RunFolder(config, resume=True))
         if None not in ended:
             break
-        if jobs > 1:
-            load_corpus(runs[0].config.data)  # or each process would tokenize it
         train_all(runs, jobs)
-    plan, folders = comparison.config, {}
     for kind, runs_of in (("tuning", tuning_runs), ("reported", reported_runs)):
         planned = {variant: runs_of(comparison, variant) for variant in plan.variants}
         folders[kind] = {variant: [open_run(run.config.folder) for run in runs] for variant, runs in planned.items()}

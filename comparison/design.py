@@ -175,18 +175,17 @@ def load_comparison(path: str, overrides: list[str]) -> Comparison:
             if isinstance(values["settings"], dict):  # anything else is rejected below
                 values["settings"][key] = value
     config = check_config({"name": Path(path).stem, **values}, path, CompareConfig)
-    comparison = Comparison(config, path, config.name)
+    comparison, models = Comparison(config, path, config.name), []
     for part in comparison.parts().values():
-        config, models = part.config, []
-        for variant in config.variants:
+        for variant in part.config.variants:
             runs = part.tuning_runs(variant, config.learning_rates)
             runs += part.reported_runs(variant, next(iter(config.learning_rates), None))
             models.append(runs[0].config.trained_model)
-        for name, options in config.evaluate_with.items():
-            reasons = [rejection(model, options) for model in models]
-            if all(reasons):
-                said = "; ".join(dict.fromkeys(reasons))
-                raise InputError(f"{path}: evaluate_with.{name}: no variant's scheme accepts it: {said}")
+    for name, options in config.evaluate_with.items():
+        reasons = [rejection(model, options) for model in models]
+        if all(reasons):
+            said = "; ".join(dict.fromkeys(reasons))
+            raise InputError(f"{path}: evaluate_with.{name}: no variant's scheme accepts it: {said}")
     return comparison
 
 

@@ -49,7 +49,6 @@ def gather(
     baseline diverged.
     """
     folders = {str(run.path): run for runs in groups.values() for run in runs}
-    comparable = same_tokens(list(folders.values()))
     tried = {variant: [read_run(run) for run in runs] for variant, runs in tuning.items() if runs}
     logged = {variant: [read_run(run) for run in runs] for variant, runs in groups.items()}
     every = {variant: tried.get(variant, []) + logged[variant] for variant in groups}
@@ -58,7 +57,7 @@ def gather(
     if baseline not in good:
         said = f"baseline {baseline!r}: all its runs diverged, the first at {diverged[baseline][0].diverged}"
         raise InputError(f"{said}; those that did not: {', '.join(good) or 'none'}")
-    one = folders[good[baseline][0].folder]
+    comparable, one = same_tokens(list(folders.values())), folders[good[baseline][0].folder]
     context, evaluate_with = one.config.model.max_position_embeddings, plan.evaluate_with if plan else {}
     runs = {
         variant: [measure(folders[run.folder], run, corpora.of, evaluate_with, context) for run in some]
@@ -70,8 +69,10 @@ def gather(
     alike = all(key.startswith(("model.position.", "train.position_")) or key.endswith("learning_rate") for key in keys)
     notes = [(SAME_START if alike else OTHER_START) if plan else FOUND]
     if not comparable:
-        logged = {variant: [in_bits_per_byte(run) for run in some] for variant, some in logged.items()}
-        runs = {variant: [in_bits_per_byte(run) for run in some] for variant, some in runs.items()}
+        logged, tried, runs = (
+            {variant: [in_bits_per_byte(run) for run in some] for variant, some in each.items()}
+            for each in (logged, tried, runs)
+        )
         notes.append(TOKENIZERS_DIFFER)
     margin = plan.equivalence_margin if plan else CompareConfig.model_fields["equivalence_margin"].default
     rates = {variant: sweep(tried.get(variant, logged[variant])) for variant in groups}

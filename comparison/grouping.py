@@ -47,11 +47,13 @@ def group(runs: list[RunFolder]) -> dict[str, list[RunFolder]]:
 
 
 def differing(variants: dict[str, RunFolder]) -> dict[str, dict]:
-    """For each variant, given by one of its runs, the settings in which the variants differ."""
+    """For each variant, given by one of its runs, the settings in which the variants differ. Not in the part of the
+    text that they are evaluated on: of a variant that diverged with every rate, the run is one that was to choose it."""
     found = {variant: settings(run) for variant, run in variants.items()}
     keys = list(dict.fromkeys(key for values in found.values() for key in values))
     first, *others = found.values()
     several = [key for key in keys if any(values.get(key, ...) != first.get(key, ...) for values in others)]
+    several = [key for key in several if key != "data.val_part"]
     return {variant: {key: values[key] for key in several if key in values} for variant, values in found.items()}
 
 
@@ -63,10 +65,10 @@ def same_tokens(runs: list[RunFolder]) -> bool:
     one = runs[0].corpus()
     for run in runs:
         other = run.corpus()
-        for key in ("hash", "val_bytes"):
+        for key, texts in {"hash": "texts", "val_bytes": "validation texts"}.items():
             if other[key] != one[key]:
                 raise InputError(
-                    f"{run.path} and {runs[0].path}: were trained on different texts and cannot be compared "
+                    f"{run.path} and {runs[0].path}: have different {texts} and cannot be compared "
                     f"({other['source']} and {one['source']}; {key} {other[key]} and {one[key]})"
                 )
     tokenizers = [[run.config.data.tokenizer, run.corpus()["val_tokens"]] for run in runs]

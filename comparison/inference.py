@@ -95,7 +95,7 @@ def equality(numbers: Paired, margin: float) -> float | None:
     from scipy.stats import t
 
     room, error = margin - abs(numbers.mean), numbers.sd / math.sqrt(numbers.n)
-    return float(t.sf(room / error if error else math.copysign(math.inf, room), numbers.n - 1))
+    return float(t.sf(room / error if error else math.inf if room > 0 else -math.inf, numbers.n - 1))
 
 
 def seeds_needed(numbers: Paired, margin: float, family: int) -> int | None:

@@ -17,10 +17,19 @@ def tuning_runs(comparison: Comparison, variant: str) -> list[PlannedRun]:
     for _ in range(WIDENINGS if rates else 0):
         logged = finished(comparison.tuning_runs(variant, rates))
         further = None if None in logged else rate_beyond(rates, best_rate(sweep(logged)))
-        if further is None:
+        if further is None or not _can_be(comparison, variant, further):
             break
         rates = sorted([*rates, further])
     return comparison.tuning_runs(variant, rates)
+
+
+def _can_be(comparison: Comparison, variant: str, rate: float) -> bool:
+    """Whether a rate that nobody gave can be one: not below the config's min_learning_rate, nor 0 or infinite."""
+    try:
+        comparison.tuning_runs(variant, [rate])
+    except InputError:
+        return False
+    return True
 
 
 def rate_beyond(rates: list[float], best: float | None) -> float | None:

@@ -60,7 +60,9 @@ def load_corpus(config: DataConfig) -> Corpus:
         _make_entry(folder, config, content, _split(with_text, documents, config.val_fraction))
         corpus = _read_entry(folder, config)
     if not len(corpus.val):
-        raise InputError(f"data.val_part {config.val_part!r}: the validation text has no document in that half")
+        raise InputError(
+            f"data.val_part {config.val_part!r}: the validation text has no document in that half; more documents, or a single one, have both"
+        )
     left_out = ", ".join([*streams.left_out, *[f"{empty:,} row{'s' * (empty > 1)} without text"][:empty]])
     if told := [*filter(None, [streams.kept, left_out and f"left out: {left_out}"])]:
         _tell_once(f"data.source {config.source!r}: {'; '.join(told)}")

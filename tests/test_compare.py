@@ -4,6 +4,7 @@ import re
 import shutil
 import statistics
 from contextlib import nullcontext
+from hashlib import sha256
 from xml.etree import ElementTree
 
 import pytest
@@ -152,6 +153,10 @@ def test_the_runs_of_a_comparison_are_one_group_at_wandb(tmp_path):
     assert found.reported_runs("rope", None)[0].config.wandb.group == "mine"
 
 
+WILD = {"train.learning_rate": 1e38, "train.min_learning_rate": 1e38}
+ADAMW = {"train.steps": 4, "train.eval_every": 2, "train.optimizer": "adamw"}
+# the second is best, at no edge
+FEW = {"learning_rates": [1e-3, 0.1, 1e15], "tuning_seeds": [9], "seeds": [0], "settings": {**ADAMW, "train.steps": 2}}
 RATES = {"learning_rates": [1e-3, 1e-2], "tuning_seeds": [9]}
 
 
@@ -293,7 +298,7 @@ def test_the_best_rate_is_found_beyond_those_given_and_reported_with_other_seeds
 
 
 def test_the_command_lists_the_runs_that_can_be_made_now(tmp_path, capsys):
-    """Those at the best rate once all rates were tried; one that diverged was."""
+    """Those at the best rate once all rates were tried. One that diverged was, and --resume would try it once more."""
     rates = {"learning_rates": [1e-5, 0.01, 1e15], "tuning_seeds": [9], "seeds": [0], "settings": ADAMW}
     path = comparison_file(tmp_path, **rates, variants={"rope": {}})
 
@@ -302,8 +307,97 @@ def test_the_command_lists_the_runs_that_can_be_made_now(tmp_path, capsys):
         return [re.search(r"[^_]name=\W*([\w.-]+)", line)[1] for line in capsys.readouterr().out.splitlines()]
 
     assert listed() == ["rope-lr1e-05-seed9", "rope-lr0.01-seed9", "rope-lr1000000000000000.0-seed9"]
-    train_all(next_runs(load_comparison(str(path), [])), 1)
+    runs = next_runs(load_comparison(str(path), []))
+    train_all(runs[1:], 1)
+    assert listed() == ["rope-lr1e-05-seed9"]
+    train_all(runs, 1)
     assert listed() == ["rope-lr0.01-seed0"]
+    train_all(next_runs(load_comparison(str(path), [])), 1)
+    assert listed() == []
+
+
+def test_a_rate_below_the_lowest_that_the_config_allows_is_not_tried(tmp_path):
+    """Or a comparison would end with an error once its rates were tried, and never have a report."""
+    settings = {**ADAMW, "train.min_learning_rate": 1.0}
+    changes = {"learning_rates": [1.0, 2.0], "tuning_seeds": [9], "seeds": [0], "variants": {"rope": {}}}
+    run_comparison(tmp_path, **changes, settings=settings)
+    numbers = written(tmp_path)
+    assert [row["learning_rate"] for row in numbers["sweep"]["rope"]] == [1, 2]
+    assert (numbers["widened"], numbers["at_edge"]) == ([], ["rope"])
+
+
+def test_rates_chosen_on_another_text_are_not_taken_over(tmp_path, monkeypatch):
+    path = comparison_file(tmp_path, **RATES, seeds=[0], variants={"rope": {}})
+    (chosen, part), real = ([], load_comparison(str(path), [])), commands.train_all
+    monkeypatch.setattr(commands, "train_all", lambda runs, jobs: chosen.append(runs[0]) or real(runs, jobs))
+    with pytest.raises(Stopped), before_step(1, lambda trainer: stop_if(trainer.run.config.seed == 0)):
+        compare(part)
+    assert len(chosen) > 1
+    (tmp_path / "text.txt").write_text("something else " * 300, encoding="utf-8")
+    no_training(monkeypatch)
+    with pytest.raises(InputError, match="rope-lr0.001-seed9: the text of data.source has changed"):
+        compare(part)
+
+
+def stop_if(wanted):
+    if wanted:
+        raise Stopped
+
+
+def test_a_text_without_a_half_to_report_on_is_refused_before_any_run(tmp_path, monkeypatch):
+    """Of two documents, both are in one half of all; or a half is shorter than the context."""
+    no_training(monkeypatch)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "train.txt").write_text("words " * 300, encoding="utf-8")
+    halves = {name: sha256(name.encode() * 60).digest()[8] % 2 for name in "abcdefgh"}
+    both = [name * 60 for name, half in halves.items() if half == 0][:2]  # for tuning
+    short = [both[0], next(name * 9 for name in "abcdefgh" if sha256(name.encode() * 9).digest()[8] % 2)]
+    for documents, expected in (
+        (both, "'reporting': the validation text has no document"),
+        (short, "10 for validation"),
+    ):
+        for number, text in enumerate(documents):
+            (tmp_path / "text" / f"valid-{number}.txt").write_text(text, encoding="utf-8")
+        with pytest.raises(InputError, match=expected):
+            run_comparison(tmp_path, f"data.source={tmp_path / 'text'}", **RATES, seeds=[0])
+
+
+def test_other_options_are_for_the_conditions_that_have_a_scheme_for_them(tmp_path):
+    variants = {"none": {"model.position": "none"}, "rope": {}}
+    conditions = {"a": {}, "b": {"variants": ["none"]}}
+    yarn = {"yarn": {"scaling": {"rope_type": "yarn", "factor": 4}}}
+    changes = {"variants": variants, "baseline": "none", "evaluate_with": yarn}
+    load_comparison(str(comparison_file(tmp_path, **changes, conditions=conditions)), [])
+    with pytest.raises(InputError, match="evaluate_with.yarn: no variant's scheme accepts it: .*scaling"):
+        load_comparison(str(comparison_file(tmp_path, **changes, conditions={"b": conditions["b"]})), [])
+
+
+def test_all_losses_of_other_tokenizers_are_in_bits_per_byte(tmp_path):
+    """Also those that chose the rates."""
+    variants = {"byte": {}, "char": {"data.tokenizer.kind": "char"}}
+    run_comparison(tmp_path, **FEW, variants=variants, baseline="byte")
+    numbers = written(tmp_path)
+    for variant, (_, row, _) in numbers["sweep"].items():
+        tried = numbers["tuning"][variant][1]
+        assert tried["val_loss"] == tried["val_bits_per_byte"] == row["mean"]
+
+
+def test_a_variant_that_no_rate_suits_leaves_the_others_as_fair_as_they_were(tmp_path):
+    """What there is of it was evaluated on the other half. The baseline's ends the comparison in one line."""
+
+    def ruin(trainer):
+        if trainer.run.config.name.startswith("alibi"):
+            trainer.model.norm.weight.data[0] = float("nan")
+
+    changes = {**FEW, "variants": {"rope": {}, "alibi": {"model.position": "alibi"}}}
+    with before_step(1, ruin):
+        text = run_comparison(tmp_path, **changes)
+        numbers = written(tmp_path)
+        assert "All variants of a seed start from the same" in text and "alibi" in numbers["at_edge"]
+        assert numbers["differing"]["alibi"]["model.position.scheme"] == "alibi"
+        assert "data.val_part" not in numbers["differing"]["alibi"]
+        with pytest.raises(InputError, match="baseline 'alibi': all its runs diverged, .*; those that did not: rope"):
+            run_comparison(tmp_path, "baseline=alibi", **changes)
 
 
 def test_conditions_have_a_report_each_and_one_across_them(tmp_path):
@@ -360,10 +454,6 @@ def test_a_scheme_that_was_dropped_is_reported_up_to_there(tmp_path):
     assert "| theta_drift (" in text and summary["theta"]["position_parameters"] == 0
     with pytest.raises(InputError, match="evaluate_with.yarn: no variant's scheme accepts it: .*scaling"):
         load_comparison(str(comparison_file(tmp_path, variants={"rope": until}, evaluate_with=yarn)), [])
-
-
-WILD = {"train.learning_rate": 1e38, "train.min_learning_rate": 1e38}
-ADAMW = {"train.steps": 4, "train.eval_every": 2, "train.optimizer": "adamw"}
 
 
 def test_a_rate_that_diverges_is_a_result_and_the_others_go_on(tmp_path, monkeypatch, capsys):

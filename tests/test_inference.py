@@ -71,6 +71,7 @@ def test_equality_is_two_one_sided_tests():
     same = dict.fromkeys(range(3), 1.0)
     assert equality(paired(same, same), 0.02) == 0
     assert equality(paired(same, dict.fromkeys(range(3), 0.5)), 0.02) == 1
+    assert equality(paired(same, dict.fromkeys(range(3), 0.5)), 0.5) == 1, "at the margin is not within it"
 
 
 @pytest.mark.parametrize(("d", "n"), [(0.2, 199), (0.5, 34), (0.8, 15)])

@@ -28,6 +28,7 @@ def trained(tmp_path_factory):
     }
     (folder / "other.txt").write_text("another text, and not one of so few words. " * 90, encoding="utf-8")
     made |= {"char": ["data.tokenizer.kind=char"], "other": [f"data.source={folder / 'other.txt'}"]}
+    made |= {"half": ["data.val_part=reporting"]}
     for name, overrides in made.items():
         train(load_config(file, [f"name={name}", "train.steps=2", "train.eval_every=1", *overrides]))
     return folder / "runs"
@@ -115,6 +116,12 @@ def test_what_is_no_finished_run_is_named(trained, tmp_path, prepare, expected):
     [
         (["rope-seed0", "other"], None, "out", "other and .*rope-seed0: .* different texts.*other.txt.*text.txt; hash"),
         (["rope-seed0", "rope-seed0"], None, "out", "same seed twice"),
+        (
+            ["rope-seed0", "half"],
+            None,
+            "out",
+            "half and .*rope-seed0: have different validation texts .*; val_bytes 190",
+        ),
         (["rope-seed0"], "ropes", "out", "--baseline: expected one of rope, got 'ropes'"),
         (["rope-seed0"], None, "file", "file.*: cannot be written: "),
     ],
