@@ -70,7 +70,8 @@ class CompareConfig(FrozenConfig):
         for key, values in lists.items():
             if len(set(values)) < len(values):
                 raise ValueError(f"{key}: expected no value twice, got {values}")
-        if self.learning_rates and not (len(self.learning_rates) > 1 and self.tuning_seeds):
+        tuned = self.learning_rates or self.tuning_seeds
+        if tuned and not (len(self.learning_rates) > 1 and self.tuning_seeds):
             raise ValueError(
                 f"learning_rates: expected two or more, and tuning_seeds to choose with, got {self.learning_rates} and "
                 f"{self.tuning_seeds}; a single rate is settings.train.learning_rate"

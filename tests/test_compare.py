@@ -184,6 +184,7 @@ RATES = {"learning_rates": [1e-3, 1e-2], "tuning_seeds": [9]}
             [],
             "learning_rates: expected two or more, and tuning_seeds .* got .*and \\[\\]",
         ),
+        ({"tuning_seeds": [9]}, [], "learning_rates: expected two or more"),
         (RATES, ["train.learning_rate=1"], "train.learning_rate: cannot be set here"),
         (RATES, ["data.val_part=all"], "data.val_part: cannot be set here"),
         ({**RATES, "tuning_seeds": [7]}, [], "tuning_seeds: expected other seeds than those reported, got 7"),
