@@ -57,7 +57,8 @@ def test_a_dumped_config_comes_back_with_the_options_of_its_scheme():
     """A field typed as the base class would drop what the scheme's class adds."""
     config = ModelConfig(position={"scheme": "sinusoidal", "base": 500, "rms": 0.7})
     dumped = config.model_dump(mode="json")
-    assert dumped["position"] == {"scheme": "sinusoidal", "temperature": None, "base": 500.0, "rms": 0.7}
+    common = {"temperature": None, "learning_rate_multiplier": 1.0}
+    assert dumped["position"] == {"scheme": "sinusoidal", **common, "base": 500.0, "rms": 0.7}
     assert ModelConfig(**dumped) == config
 
 

@@ -8,6 +8,7 @@ import pytest
 from base import InputError
 from configs import load_config
 from model.position import Rope
+from model.position.base import Position
 from tiny import names, run_config
 from training.run import RunFolder
 
@@ -73,8 +74,8 @@ def test_a_file_in_the_place_of_a_folder_is_named(tmp_path, override):
         begin(RunFolder(run_config(tmp_path, *overrides)))
 
 
-NULL = "scaling", "temperature"  # as if missing
-ROPE_KEYS = [f"model.position.{key}" for key in Rope.Options.model_fields if key not in NULL]
+ALIKE = {"scaling", *Position.Options.model_fields} - {"scheme"}  # null, as if missing, or what all schemes have
+ROPE_KEYS = [f"model.position.{key}" for key in Rope.Options.model_fields if key not in ALIKE]
 
 
 @pytest.mark.parametrize(
