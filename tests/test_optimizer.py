@@ -196,3 +196,15 @@ def test_training_and_evaluation_run_what_was_compiled(model, batch, monkeypatch
     evaluate(model, batch[0][0].numpy(), 7)
     model(batch[0])
     assert len(runs) == 5
+
+
+@pytest.mark.parametrize("multiplier", [1.0, 10.0])
+def test_a_scheme_s_parameters_learn_at_a_multiple_of_the_rate(tiny_model, batch, multiplier):
+    """AdamW's first step moves a number by the rate, whatever its gradient; those of unseen distances have none."""
+    model = tiny_model(position={"scheme": "t5", "learning_rate_multiplier": multiplier})
+    config = TrainConfig(optimizer="adamw", batch_size=7, weight_decay=0.0)
+    before = state(model)
+    optimizer_step(model, build_optimizer(model, config), *batch, 1e-3, config)
+    moved = {name: (value - before[name]).abs().max().item() for name, value in state(model).items()}
+    assert moved["position.table.weight"] == pytest.approx(multiplier * 1e-3, rel=1e-3)
+    assert moved["layers.0.mlp.down_proj.weight"] == pytest.approx(1e-3, rel=1e-3)
