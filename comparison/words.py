@@ -96,14 +96,16 @@ def caveats(results: Results) -> list[str]:
         said.append(f"Seeds diverged with {named(others)}: judged by the others, which flatters.")
     if gone := [variant for variant, one in found.items() if one.kind == "diverged"]:
         said.append(f"Every run diverged with {named(gone)}: there are no numbers.")
-    if apart := [variant for variant, one in found.items() if one.kind == "not compared"]:
-        why = ", ".join(f"`{variant}` ({found[variant].said.removeprefix('not compared: ')})" for variant in apart)
-        said.append(f"Not compared with `{baseline}`, for what differs beside: {why}.")
-    return [
-        *said,
+    general = (
         f"One text, {' or '.join(map(count, results.tokens))} tokens: seeds vary the start and the order of the data, so "
-        "nothing here speaks of other texts, budgets or sizes of the model.",
-    ]
+        "nothing here speaks of other texts, budgets or sizes of the model."
+    )
+    apart = [variant for variant, one in found.items() if one.kind == "not compared"]
+    if not apart:
+        return [*said, general]
+    why = ", ".join(f"`{variant}` ({found[variant].said.removeprefix('not compared: ')})" for variant in apart)
+    why = f"Not compared with `{baseline}`, for what differs beside: {why}."
+    return [*said, general, why] if any(one.is_compared for one in found.values()) else [*said, why, general]
 
 
 def _tuning(results: Results) -> list[str]:

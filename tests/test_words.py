@@ -61,10 +61,12 @@ def test_caveats_come_with_the_strongest_first():
     runs["lost"] = [*runs["lost"][:2], diverged(2), diverged(7, rate=0.5)]
     found = results(runs, "base", apart={"other": "trained on 5 tokens"})
     order = ["The baseline `base` diverged with seed 9", "With fewer than 3 shared seeds", "Learning rates were given",
-             "Seeds diverged with `lost`", "Every run diverged with `gone`", "Not compared with `base`",
-             "One text, 4k tokens"]  # fmt: skip
+             "Seeds diverged with `lost`", "Every run diverged with `gone`", "One text, 4k tokens",
+             "Not compared with `base`"]  # fmt: skip
     said = caveats(found)
     assert len(said) == len(order) and all(map(str.startswith, said, order))
+    alone = caveats(results(shifted(other=0.1), "base", apart={"other": "trained on 5 tokens"}))
+    assert alone[-2].startswith("Not compared with `base`"), "where nothing is"
     assert lost_seeds(found, "lost") == [2], "not the one that diverged at another rate"
 
 
