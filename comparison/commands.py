@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from base import InputError, writing
+from base import InputError
 from comparison.design import Comparison
 from comparison.gathering import gather
 from comparison.grouping import group, open_run
 from comparison.measure import Corpora
 from comparison.overview import overview
-from comparison.report import write
+from comparison.report import write, write_files
 from comparison.results import Results
 from comparison.schedule import train_all
 from comparison.tables import tables
@@ -35,9 +35,7 @@ def compare(comparison: Comparison, jobs: int = 1) -> str:
         track_report(part.config.folder, wandb, tables(found[condition]))
     if config.conditions:
         page, text, pictures = overview(found)
-        with writing(config.folder):
-            for name, content in {"report.html": page, "report.md": text, **pictures}.items():
-                (config.folder / name).write_text(content, encoding="utf-8")
+        write_files(config.folder, {"report.html": page, "report.md": text, **pictures})
         track_report(config.folder, wandb, [])
     return text
 
@@ -55,6 +53,7 @@ def _check_texts(parts: Iterable[Comparison]) -> None:
 
 
 def _compare(comparison: Comparison, jobs: int, corpora: Corpora) -> Results:
+    """The results of one condition: its runs are trained in turn until none is left to make."""
     plan, folders = comparison.config, {}
     while True:
         runs = next_runs(comparison)

@@ -27,11 +27,16 @@ def write(results: Results, folder: Path, **more: Any) -> str:
     files = {"report.html": html(results), "report.md": text, "forest.svg": forest.svg(forest.forest(results))}
     files |= {f"{plot.name}.svg": svg_file(plot) for plot in drawn}
     files["results.json"] = json.dumps({**asdict(results), **more}, indent=1, allow_nan=False)
+    write_files(folder, files)
+    return text
+
+
+def write_files(folder: Path, files: dict[str, str]) -> None:
+    """Writes texts by file name; InputError where the folder can't be written."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (folder / name).write_text(content, encoding="utf-8")
-    return text
 
 
 def markdown(results: Results, drawn: list[Plot]) -> str:

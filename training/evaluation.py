@@ -21,7 +21,8 @@ def evaluate(
 ) -> float | None:
     """Nats summed over all tokens but the first, each scored once, in the `windows` of data.batches.
 
-    Those of one length go together, so that none needs padding. None if `signals`, a list that a signal handler may fill meanwhile, holds any after a pass.
+    Those of one length go together, so that none needs padding. None if `signals`, a list that a signal handler may fill
+    meanwhile, holds any after a pass.
     """
     total = 0.0
     starts, lengths = windows(tokens, context, end_of_text)
