@@ -8,7 +8,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from base import ArgumentParser, input_errors_end_the_program
+from base import ArgumentParser, InputError, input_errors_end_the_program
 from model.threads import share_the_cores
 
 
@@ -40,8 +40,13 @@ def main() -> None:
         from comparison.commands import compare, report
         from comparison.design import load_comparison, shell
         from comparison.tuning import finished, next_runs
+        from training.processes import number_of_processes
         from training.run import RunFolder
 
+        if number_of_processes() > 1:
+            raise InputError(
+                "compare.py: expected to be started without torchrun; --list names its runs, for schedulers"
+            )
         if args.runs:
             out = args.out or Path("runs/report")
             print(report(args.runs, args.baseline, out))
@@ -51,7 +56,7 @@ def main() -> None:
             if args.list:
                 for run in (run for part in comparison.parts().values() for run in next_runs(part)):
                     if finished([run]) == [None]:
-                        print(shell(run.arguments + ["--resume"] * RunFolder.exists(run.config)))
+                        print(shell(run, *["--resume"] * RunFolder.exists(run.config)))
                 return
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that train.py processes are stopped too
             print(compare(comparison, args.jobs))

@@ -1,4 +1,7 @@
-"""Trains one model from a YAML config: python train.py CONFIG.yaml [dotted.key=value …] [--resume | --overwrite]"""
+"""Trains one model from a YAML config: python train.py CONFIG.yaml [dotted.key=value …] [--resume | --overwrite]
+
+Or on N processes: torchrun --nproc-per-node N train.py CONFIG.yaml train.parallel=ddp
+"""
 
 import shlex
 import sys
@@ -6,6 +9,7 @@ from argparse import Namespace
 
 from base import ArgumentParser, input_errors_end_the_program
 from model.threads import share_the_cores
+from training.processes import joined
 
 
 def parse_arguments() -> Namespace:
@@ -19,7 +23,7 @@ def parse_arguments() -> Namespace:
 
 
 def main() -> None:
-    with input_errors_end_the_program():
+    with input_errors_end_the_program(), joined() as rank:
         args = parse_arguments()
         # Here because these take seconds: --help and a wrong command line are answered at once.
         from configs import load_config
@@ -28,6 +32,8 @@ def main() -> None:
 
         config = load_config(args.config, args.overrides)
         row = train(config, args.resume, args.overwrite)
+        if rank:  # of several processes only the first shows the result
+            return
         print(
             f"\n{config.folder}: validation loss {row['val_loss']:.4f} nats per token, "
             f"{row['val_bits_per_byte']:.4f} bits per byte after {row['tokens']:,} tokens. A sample:\n",

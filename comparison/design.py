@@ -207,7 +207,8 @@ def rejection(model: ModelConfig, options: dict[str, Any]) -> str | None:
         return one_line(error) if isinstance(error, ValidationError) else str(error)
 
 
-def shell(arguments: list[str]) -> str:
-    """A shell command that runs train.py with these arguments from the current folder."""
+def shell(run: PlannedRun, *more: str) -> str:
+    """A shell command that makes a run from the current folder; with torchrun where its config has train.parallel."""
     here = os.path.relpath(TRAIN)
-    return shlex.join(["python", here if not here.startswith("..") else str(TRAIN), *arguments])
+    program = ["torchrun", "--standalone", "--nproc-per-node", "auto"] if run.config.train.parallel else ["python"]
+    return shlex.join([*program, here if not here.startswith("..") else str(TRAIN), *run.arguments, *more])

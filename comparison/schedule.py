@@ -10,6 +10,7 @@ from base import InputError
 from comparison.design import TRAIN, PlannedRun
 from configs import Config
 from training.loop import train
+from training.processes import STARTED_BY_TORCHRUN
 from training.run import RunFolder
 
 POLL_SECONDS = 0.5
@@ -110,7 +111,8 @@ class _Process:
         self.config, self.errors = run.config, tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
         threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count())
         command = [sys.executable, TRAIN, *run.arguments, *["--resume"] * RunFolder.exists(run.config)]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, threads // jobs))}
+        inherited = {key: value for key, value in os.environ.items() if key not in STARTED_BY_TORCHRUN}
+        environment = {**inherited, "OMP_NUM_THREADS": str(max(1, threads // jobs))}
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self.errors, env=environment)
 
     def ended(self) -> bool:

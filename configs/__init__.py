@@ -34,7 +34,7 @@ class TrainConfig(FrozenConfig):
     batch_size: PositiveInt = 16
     """sequences per step, over all processes"""
     micro_batch_size: PositiveInt | None = None
-    """sequences in one forward pass; null: batch_size"""
+    """sequences in one forward pass of a process; null: batch_size"""
     optimizer: Literal["adamw", "muon"] = "muon"
     """muon: Muon (Jordan et al. 2024) for the matrices of the layers, AdamW for the rest, at the same learning_rate"""
     learning_rate: PositiveFloat = 1e-3
@@ -76,6 +76,9 @@ class TrainConfig(FrozenConfig):
     """of activations, by autocast; weights stay float32. auto: bfloat16 on GPUs that support it, else float32"""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads; null: PyTorch's default, or on --resume the number used before, since the last bits depend on it"""
+    parallel: Literal["ddp", "fsdp"] | None = None
+    """how processes that torchrun starts train one model: ddp, each with all weights, or fsdp, each with a part of them.
+    One process alone ignores it"""
     compile: bool = False
     """torch.compile the model; falls back to eager mode if no compiler works"""
 

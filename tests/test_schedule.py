@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
@@ -14,12 +15,13 @@ from test_compare import comparison_file
 import compare as program
 from base import InputError
 from comparison import schedule
-from comparison.design import load_comparison, shell
+from comparison.design import PlannedRun, load_comparison, shell
 from comparison.schedule import Progress, train_all
 from comparison.tuning import next_runs
 from configs import load_config
-from tiny import call, killed_before_step, rows, weights
+from tiny import call, killed_before_step, rows, run_config, weights
 from training.loop import train
+from training.processes import STARTED_BY_TORCHRUN
 from training.run import RunFolder
 
 ROOT = Path(__file__).parent.parent
@@ -56,8 +58,30 @@ def test_the_list_has_a_command_for_each_run_that_trains_just_it(tmp_path, capsy
 
 
 def test_the_list_names_the_program_from_anywhere(tmp_path, monkeypatch):
+    """And torchrun before it where the config asks for several processes."""
     monkeypatch.chdir(tmp_path)
-    assert shlex.split(shell(["a b"])) == ["python", str(ROOT / "train.py"), "a b"]
+    train, many = str(ROOT / "train.py"), run_config(tmp_path, "train.parallel=fsdp")
+    assert shlex.split(shell(PlannedRun(run_config(tmp_path), ["a b"]))) == ["python", train, "a b"]
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node", "auto", train, "a b", "--resume"]
+    assert shlex.split(shell(PlannedRun(many, ["a b"]), "--resume")) == torchrun
+
+
+def test_a_comparison_is_no_part_of_a_group_of_processes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert call(program, comparison_file(tmp_path)) == 2
+    assert "without torchrun" in capsys.readouterr().err
+
+
+def test_processes_side_by_side_are_no_group(tmp_path, monkeypatch):
+    """Even in a job that once was one of torchrun's, or each would wait for others."""
+    for key in STARTED_BY_TORCHRUN:
+        monkeypatch.setenv(key, "1")
+    started = mock.Mock(side_effect=InputError("stop"))
+    monkeypatch.setattr(schedule.subprocess, "Popen", started)
+    with pytest.raises(InputError, match="stop"):
+        schedule.train_all([PlannedRun(run_config(tmp_path), [])], jobs=2)
+    given = started.call_args.kwargs["env"]
+    assert not given.keys() & set(STARTED_BY_TORCHRUN) and "PATH" in given
 
 
 def test_side_by_side_gives_the_same_runs(tmp_path, monkeypatch):

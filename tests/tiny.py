@@ -15,7 +15,7 @@ import yaml
 
 from configs import Config, load_config
 from model.checkpoint import find_checkpoint, load_trainer
-from training import step
+from training import alone
 from training.loop import Trainer, train
 
 torch.set_num_threads(1)  # models this small only wait for a second one
@@ -110,8 +110,8 @@ def before_step(number: int, action: Callable[[Trainer], None]) -> AbstractConte
 
 def with_loss(number: int, change: Callable) -> AbstractContextManager:
     """Inside it, that step of every run has the loss change(real, model, input_ids, targets)."""
-    real = step.summed_loss
-    return around_step(number, lambda _: mock.patch.object(step, "summed_loss", lambda *given: change(real, *given)))
+    real = alone.summed_loss
+    return around_step(number, lambda _: mock.patch.object(alone, "summed_loss", lambda *given: change(real, *given)))
 
 
 @contextmanager

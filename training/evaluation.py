@@ -10,6 +10,7 @@ from torch import Tensor
 from data.batches import windows
 from model.device import is_out_of_memory
 from model.transformer import Transformer
+from training.alone import ALONE, Alone
 from training.loss import token_losses
 
 EVAL_TOKENS = 8192  # at most in a pass; bounds the memory, whatever the batch size in training
@@ -17,27 +18,37 @@ EVAL_TOKENS = 8192  # at most in a pass; bounds the memory, whatever the batch s
 
 @torch.no_grad()
 def evaluate(
-    model: Transformer, tokens: np.ndarray, context: int, signals: Sequence[int] = (), end_of_text: int | None = None
+    model: Transformer,
+    tokens: np.ndarray,
+    context: int,
+    stopping: Callable[[], int] = lambda: 0,
+    end_of_text: int | None = None,
+    engine: Alone = ALONE,
 ) -> float | None:
     """Nats summed over all tokens but the first, each scored once, in the `windows` of data.batches.
 
-    Those of one length go together, so that none needs padding. None if `signals`, a list that a signal handler may fill
-    meanwhile, holds any after a pass.
+    Those of one length go together, so that none needs padding. Of several processes each takes a share, and all take
+    as many passes. None if stopping() is not 0 after a pass.
     """
     total = 0.0
     starts, lengths = windows(tokens, context, end_of_text)
     for length in np.unique(lengths)[::-1].tolist():
-        for nats in window_nats(model, tokens, starts[lengths == length], length, length):
-            total += nats.sum().item()
-            if signals:
+        chosen = starts[lengths == length]
+        each = -(-len(chosen) // engine.size)
+        left = min(each, max(0, len(chosen) - engine.rank * each))  # the rest of this process's share counts nothing
+        chosen = engine.own(np.resize(chosen, each * engine.size))
+        for nats in window_nats(model, tokens, chosen, length, length, engine.size == 1):
+            total, left = total + nats[:left].sum().item(), max(0, left - len(nats))
+            if stopping():
                 return None
-    return total
+    return engine.sum(torch.tensor(total, dtype=torch.float64)).item()
 
 
-def in_passes(count: int, length: int, score: Callable[[int, int], Tensor]) -> Iterator[Tensor]:
+def in_passes(count: int, length: int, score: Callable[[int, int], Tensor], alone: bool = True) -> Iterator[Tensor]:
     """score(first, end) of `count` sequences of `length` tokens, as many at a time as EVAL_TOKENS and memory allow.
 
-    When the device runs out of memory, half as many from there on, down to one.
+    When the device runs out of memory, half as many from there on, down to one; not if other processes take as many
+    passes at the same time.
     """
     first, rows = 0, max(1, EVAL_TOKENS // length)
     while first < count:
@@ -45,7 +56,7 @@ def in_passes(count: int, length: int, score: Callable[[int, int], Tensor]) -> I
         try:
             scored = score(first, end)
         except RuntimeError as error:
-            if end - first == 1 or not is_out_of_memory(error):
+            if not alone or end - first == 1 or not is_out_of_memory(error):
                 raise
             rows = (end - first) // 2
         else:
@@ -54,16 +65,16 @@ def in_passes(count: int, length: int, score: Callable[[int, int], Tensor]) -> I
 
 
 def window_nats(
-    model: Transformer, tokens: np.ndarray, starts: Sequence[int], length: int, scored: int
+    model: Transformer, tokens: np.ndarray, starts: Sequence[int], length: int, scored: int, alone: bool = True
 ) -> Iterator[Tensor]:
-    """(windows, scored) nats of the last `scored` targets of windows of `length` inputs, some windows at a time."""
+    """(windows, scored) nats of the last `scored` targets of windows of `length` inputs, some windows at a time, see `in_passes`."""
 
     def score(first, end):
         windows = np.stack([tokens[start : start + length + 1] for start in starts[first:end]])
         windows = torch.from_numpy(windows.astype(np.int64)).to(model.output_weight.device)
         return token_losses(model, windows[:, :-1], windows[:, -scored:])
 
-    return in_passes(len(starts), length, score)
+    return in_passes(len(starts), length, score, alone)
 
 
 def bits_per_byte(nats: float, text_bytes: int) -> float:

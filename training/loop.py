@@ -5,6 +5,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -20,12 +21,13 @@ from data.corpus import Corpus, load_corpus
 from data.documents import END_OF_TEXT
 from data.tokenizer import tokenizer_files
 from model.checkpoint import TRAINER, load_checkpoint, load_trainer, save_checkpoint
-from model.device import autocast, pick_device
+from model.device import autocast, is_out_of_memory, pick_device
 from model.transformer import Transformer
+from training.alone import Alone
 from training.evaluation import bits_per_byte, evaluate
-from training.machine import compile_where_possible, explain_out_of_memory, using_threads
+from training.machine import compile_where_possible, explain_out_of_memory, pick_engine, using_threads
 from training.optimizer import build_optimizer, rebuild_optimizer, restore_optimizer
-from training.run import RunFolder
+from training.run import ReadRunFolder, RunFolder
 from training.schedule import learning_rate
 from training.step import StepResult, optimizer_step
 from training.stopping import signals_received
@@ -42,13 +44,18 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> dict
     with status 130 or 143. Raises InputError before writing anything if config, corpus and folder do not fit together,
     and later if loss, gradient or evaluation is not finite, or if the disk or the device's memory is full.
     """
-    run = RunFolder(config, resume, overwrite)  # rejects a taken folder before the corpus is read
-    corpus = load_corpus(config.data)
+    engine = pick_engine(config.train)
+    kind = ReadRunFolder if engine.rank else RunFolder
+    run = kind(config, resume, overwrite)  # rejects a taken folder before the corpus is read
+    corpus = load_corpus(config.data) if not engine.rank else None
+    engine.from_first(None)
+    corpus = corpus or load_corpus(config.data)  # which rank 0 has prepared
     run.config = fill_in_threads(fit_to_corpus(config, corpus), run)
     device = pick_device(config.train.device)
-    with run.locked(), signals_received() as signals, using_threads(run.config.train.threads):
-        make_trainer(run, corpus, device, signals).train()
-    return [row for row in run.metrics() if "val_loss" in row][-1]
+    alone = engine.size == 1
+    with run.locked(), signals_received(alone) as signals, using_threads(run.config.train.threads):
+        make_trainer(run, corpus, device, signals, engine).train()
+    return engine.from_first([row for row in run.metrics() if "val_loss" in row][-1:])[0]
 
 
 def fit_to_corpus(config: Config, corpus: Corpus) -> Config:
@@ -72,17 +79,21 @@ def fill_in_threads(config: Config, run: RunFolder) -> Config:
     return config.model_copy(update={"train": config.train.model_copy(update={"threads": threads})})
 
 
-def make_trainer(run: RunFolder, corpus: Corpus, device: torch.device, signals: list[int]) -> "Trainer":
+def make_trainer(run: RunFolder, corpus: Corpus, device: torch.device, signals: list[int], engine: Alone) -> "Trainer":
     """The trainer of a new run, in a fresh folder, or of a resumed one, as of its newest checkpoint if it has any."""
     if run.resume:
         run.check_same_experiment(corpus)
     checkpoint = run.newest_checkpoint() if run.resume else None
-    model = load_checkpoint(checkpoint) if checkpoint else None
+    model = None
     try:
-        model = (model or Transformer(run.config.model, run.config.seed)).to(device)
+        if engine.needs_weights:
+            model = load_checkpoint(checkpoint) if checkpoint else Transformer(run.config.model, run.config.seed)
+        model = engine.place(model, device)
     except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         raise InputError(f"model: a tensor does not fit into memory ({str(error):.100})") from None
-    trainer = Trainer(run, corpus, model, build_optimizer(model, run.config.train), signals)
+    trainer = Trainer(run, corpus, model, build_optimizer(model, run.config.train, engine), signals, engine)
     if checkpoint:
         trainer.restore(checkpoint)
     if trainer.step > (steps := run.config.train.steps):
@@ -105,6 +116,7 @@ class Trainer:
     model: Transformer
     optimizer: torch.optim.Optimizer
     signals: list[int]  # received so far
+    engine: Alone
     step: int = 0  # in progress, or the last one done
     skipped: int = 0  # steps skipped so far
     saved: int = 0  # step of the newest checkpoint
@@ -131,10 +143,11 @@ class Trainer:
         """Takes the remaining steps; logs, saves and evaluates when the config says so."""
         settings, name = self.settings, self.run.config.name
         if settings.compile:
-            compile_where_possible(self.model)
+            compile_where_possible(self.model, self.engine)
         steps = range(self.step + 1, settings.steps + 1)
         bar = tqdm(steps, name, settings.steps, initial=self.step, disable=None)  # None: no bar outside a terminal
-        with bar as self.bar, tracking(self.run, self.step) as self.track:
+        sent = tracking(self.run, self.step) if not self.engine.rank else nullcontext(lambda row: None)
+        with bar as self.bar, sent as self.track:
             if self.step and self.ends_interval(settings.eval_every) and not self.run.is_evaluated(self.step):
                 self.evaluate()  # the run ended after saving this step and before evaluating it
             self.run.prune()
@@ -149,8 +162,8 @@ class Trainer:
                     self.log_step(result)
                 if self.ends_interval(settings.checkpoint_every):
                     self.save()
-                if self.signals:
-                    self.stop()
+                if number := self.stopping():
+                    self.stop(number)
                 if self.ends_interval(settings.eval_every):
                     self.evaluate()
 
@@ -172,16 +185,20 @@ class Trainer:
 
     def drop_position(self) -> None:
         """Continues without the positional scheme; the other weights keep their moments."""
-        self.model.drop_position()
-        self.optimizer = rebuild_optimizer(self.optimizer, self.model, self.settings)
+        before, old = dict(self.model.named_parameters()), self.model
+        self.model = self.engine.without_position(old)
+        self.optimizer = rebuild_optimizer(self.optimizer, before, self.model, self.settings, self.engine)
+        if self.settings.compile and self.model is not old:
+            compile_where_possible(self.model, self.engine)
 
     def take_step(self) -> StepResult:
         """One update of the weights, on the batch of this step."""
         begun = time.perf_counter()
         rate = learning_rate(self.step, self.settings)
         batch = self.batches[self.step - 1]
-        with explain_out_of_memory(self.device, self.settings.micro_batch_size, self.settings.batch_size):
-            result = optimizer_step(self.model, self.optimizer, *batch, rate, self.settings)
+        each = self.settings.batch_size // self.engine.size
+        with explain_out_of_memory(self.device, self.settings.micro_batch_size, each):
+            result = optimizer_step(self.model, self.optimizer, *batch, rate, self.settings, self.engine)
         self.busy_seconds, self.busy_steps = self.busy_seconds + time.perf_counter() - begun, self.busy_steps + 1
         return result
 
@@ -207,7 +224,9 @@ class Trainer:
         self.busy_seconds, self.busy_steps = 0.0, 0
         loss, norm, rate = result if result.is_finite else (None, None, result.learning_rate)
         row = {"train_loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens_per_second": speed}
-        self.log({**row, **self.model.position.metrics(), **row})  # twice: first in the row, and not to be replaced
+        self.log(
+            {**row, **self.engine.whole_position(self.model).metrics(), **row}
+        )  # twice: first in the row, and not to be replaced
         progress = f"loss {result.loss:.3f}, lr {rate:.1e}, {speed:,.0f} tokens/s"
         self.bar.set_postfix_str(progress)
         if self.bar.disable and time.monotonic() >= self.next_line:
@@ -222,8 +241,10 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint: the model, its tokenizer and what `restore` needs."""
-        state = {"step": self.step, "skipped": self.skipped, "optimizer": self.optimizer.state_dict()}
-        save_checkpoint(self.run.checkpoint(self.step), self.model, tokenizer_files(self.corpus.tokenizer), state)
+        model, moments = self.engine.whole(self.model), self.engine.whole_state(self.optimizer.state_dict())
+        state = {"step": self.step, "skipped": self.skipped, "optimizer": moments}
+        if not self.engine.rank:
+            save_checkpoint(self.run.checkpoint(self.step), model, tokenizer_files(self.corpus.tokenizer), state)
         self.saved = self.step
         if not self.ends_interval(self.settings.eval_every):  # else `evaluate` prunes, unless the weights are ruined
             self.run.prune()
@@ -232,7 +253,7 @@ class Trainer:
         """Takes optimizer, step and skipped steps from a checkpoint; InputError if they do not belong to this run."""
         state = load_trainer(checkpoint)
         try:
-            restore_optimizer(self.optimizer, state.get("optimizer"))
+            restore_optimizer(self.optimizer, state.get("optimizer"), self.engine)
             self.step, self.skipped = (int(state.get(key, 0)) for key in ("step", "skipped"))
             self.saved = self.step
             if self.run.checkpoint(self.step) != checkpoint:
@@ -242,9 +263,9 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Logs the loss on the validation split; ends the run if it is not finite, or if a signal comes."""
-        nats = self.total_nats(self.corpus.val, self.signals)
+        nats = self.total_nats(self.corpus.val)
         if nats is None:
-            self.stop()
+            self.stop(self.stopping())
         loss, per_byte = nats / (len(self.corpus.val) - 1), bits_per_byte(nats, self.corpus.val_bytes)
         if not math.isfinite(loss):
             if self.saved == self.step:
@@ -254,29 +275,43 @@ class Trainer:
         self.log({"val_loss": loss, "val_bits_per_byte": per_byte})
         self.run.prune()
 
-    def total_nats(self, tokens: np.ndarray, signals: list[int] = ()) -> float | None:
-        """What `training.evaluation.evaluate` gives for the current model."""
+    def total_nats(self, tokens: np.ndarray) -> float | None:
+        """What `training.evaluation.evaluate` gives for the current model; None if a signal came."""
         with autocast(self.settings.dtype, self.device), explain_out_of_memory(self.device, 1, 1):
-            return evaluate(self.model, tokens, self.context, signals, self.end_of_text)
+            return evaluate(self.model, tokens, self.context, self.stopping, self.end_of_text, self.engine)
 
     def end_as_diverged(self, problem: str) -> NoReturn:
         """Ends the run with an InputError, and records the problem in metrics.jsonl.
 
         Sets aside the checkpoints whose weights were ruined already.
         """
-        while checkpoint := self.run.newest_checkpoint():
-            self.model = load_checkpoint(checkpoint).to(self.device)  # perhaps with a scheme that was dropped since
-            if math.isfinite(self.total_nats(self.corpus.val[: self.context + 1])):
-                break
-            self.run.set_aside(checkpoint)
+        checkpoint = None
+        if not self.engine.rank:
+            while checkpoint := self.run.newest_checkpoint():
+                if self.is_good(checkpoint):
+                    break
+                self.run.set_aside(checkpoint)
         self.log({"diverged": problem})
+        checkpoint = self.engine.from_first(checkpoint)
         raise InputError(f"{problem}; the last good checkpoint is {checkpoint or 'none yet'}")
 
-    def stop(self) -> NoReturn:
-        """Ends the program as the first signal would, with a checkpoint, and prints how to continue."""
+    def is_good(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint's loss on the first window of the validation split is finite."""
+        model = load_checkpoint(checkpoint).to(self.device)  # perhaps with a scheme that was dropped since
+        window = self.corpus.val[: self.context + 1]
+        with autocast(self.settings.dtype, self.device):
+            return math.isfinite(evaluate(model, window, self.context, end_of_text=self.end_of_text))
+
+    def stopping(self) -> int:
+        """The signal that is to end the run, the same in all processes; 0 if none came."""
+        return self.engine.largest(next(iter(self.signals), 0))
+
+    def stop(self, number: int) -> NoReturn:
+        """Ends the program as this signal would, with a checkpoint, and prints how to continue."""
         if self.saved != self.step:
             self.save()
         self.bar.close()
-        command = shlex.join(["python", "train.py", str(self.run.path / "config.yaml"), "--resume"])
+        command = shlex.join(["train.py", str(self.run.path / "config.yaml"), "--resume"])
+        command = f"{'python' if self.engine.size == 1 else 'torchrun …'} {command}"
         print(f"stopped after step {self.step} of {self.settings.steps}; to continue: {command}", file=sys.stderr)
-        raise SystemExit(128 + self.signals[0])
+        raise SystemExit(128 + number)

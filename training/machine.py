@@ -1,4 +1,4 @@
-"""What the machine allows a run: threads, a compiler, memory."""
+"""What the machine allows a run: processes, threads, a compiler, memory."""
 
 import sys
 from collections.abc import Iterator
@@ -7,8 +7,24 @@ from contextlib import contextmanager
 import torch
 
 from base import InputError
+from configs import TrainConfig
 from model.device import is_out_of_memory
 from model.transformer import Transformer
+from training.alone import ALONE, Alone
+from training.processes import number_of_processes
+
+
+def pick_engine(config: TrainConfig) -> Alone:
+    """That of train.parallel where torchrun has started several processes. InputError: they do not fit the config."""
+    if (size := number_of_processes()) == 1:
+        return ALONE
+    from training.ranks import ENGINES  # which loads much that one process does not need
+
+    if config.parallel is None:
+        raise InputError(f"train.parallel: expected {' or '.join(ENGINES)} with {size} processes, got null")
+    if config.batch_size % size:
+        raise InputError(f"train.batch_size: expected a multiple of the {size} processes, got {config.batch_size}")
+    return ENGINES[config.parallel]()
 
 
 @contextmanager
@@ -22,14 +38,14 @@ def using_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def compile_where_possible(model: Transformer) -> None:
-    """Compiles all but the output layer in place, which keeps the weights' names; warns if there is no compiler."""
+def compile_where_possible(model: Transformer, engine: Alone = ALONE) -> None:
+    """Compiles the model as the engine does it; warns if there is no compiler."""
     try:
         torch.compile(lambda x: x + 1)(torch.ones(2, device=next(model.parameters()).device))
     except Exception as error:  # a missing C++ compiler shows as one of several internal errors of torch
         print(f"warning: torch.compile does not work here ({type(error).__name__}); eager mode", file=sys.stderr)
     else:
-        model.hidden_states = torch.compile(model.hidden_states)  # not forward, which the loss bypasses
+        engine.compile(model)
 
 
 @contextmanager

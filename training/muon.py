@@ -1,6 +1,7 @@
 """Muon: matrices move along their orthogonalized momentum."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -34,6 +35,11 @@ class Muon(torch.optim.AdamW):
     (Liu et al. 2025, section 2.2), so one learning rate and weight decay serve both.
     """
 
+    def __init__(self, groups: list[dict], orthogonalize: Callable[[Tensor], Tensor] = orthogonalize, **defaults):
+        """orthogonalize: this file's, or the same over several processes."""
+        super().__init__(groups, **defaults)
+        self.orthogonalize = orthogonalize
+
     @torch.no_grad()
     def step(self) -> None:
         for group in self.param_groups:
@@ -57,7 +63,7 @@ class Muon(torch.optim.AdamW):
                 average = state["momentum"]
                 average.lerp_(matrix.grad, 1 - group["momentum"])
                 directions.append(matrix.grad.lerp(average, group["momentum"]))  # Nesterov
-            directions = orthogonalize(torch.stack(directions))
+            directions = self.orthogonalize(torch.stack(directions)).unbind()
             step = group["lr"] * 0.2 * math.sqrt(max(matrices[0].shape))
             for matrix, direction in zip(matrices, directions):
                 matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=step)

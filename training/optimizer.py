@@ -1,14 +1,15 @@
 """The optimizer: its parameter groups, and its state from a checkpoint."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from configs import TrainConfig
 from model.transformer import Transformer
+from training.alone import ALONE, Alone
 from training.muon import Muon
 
 
-def build_optimizer(model: Transformer, config: TrainConfig) -> torch.optim.AdamW:
+def build_optimizer(model: Transformer, config: TrainConfig, engine: Alone = ALONE) -> torch.optim.AdamW:
     """AdamW (Loshchilov & Hutter 2019) that decays only matrices: no norm, embedding or position parameter.
 
     With optimizer: muon, Muon moves the matrices of the layers and AdamW the rest.
@@ -26,17 +27,21 @@ def build_optimizer(model: Transformer, config: TrainConfig) -> torch.optim.Adam
         {"params": position, "weight_decay": 0.0, "scale": model.position.options.learning_rate_multiplier},
     ]
     groups = [group for group in groups if group["params"]]
-    return Muon(groups, lr=config.learning_rate, betas=config.betas, fused=True)
+    return Muon(groups, engine.orthogonalize, lr=config.learning_rate, betas=config.betas, fused=True)
 
 
-def rebuild_optimizer(old: torch.optim.Optimizer, model: Transformer, config: TrainConfig) -> torch.optim.AdamW:
-    """A new optimizer of a model that has lost parameters since; the others keep their moments."""
-    optimizer = build_optimizer(model, config)
-    optimizer.state.update({kept: old.state[kept] for kept in model.parameters() if kept in old.state})
+def rebuild_optimizer(
+    old: torch.optim.Optimizer, before: dict[str, Tensor], model: Transformer, config: TrainConfig, engine: Alone
+) -> torch.optim.AdamW:
+    """A new optimizer of a model that has lost some of the parameters `before`; the others keep their moments."""
+    optimizer = build_optimizer(model, config, engine)
+    optimizer.state.update(
+        {p: old.state[before[name]] for name, p in model.named_parameters() if before[name] in old.state}
+    )
     return optimizer
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict) -> None:
+def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict, engine: Alone = ALONE) -> None:
     """Loads the moments of an earlier state_dict(); ValueError if they belong to another model.
 
     Everything else, such as learning rates, stays as the config says.
@@ -45,7 +50,11 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict) -> None:
     try:
         if [group["params"] for group in state["param_groups"]] != [group["params"] for group in groups]:
             raise ValueError("the moments of other parameters")
-        optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        moments = {
+            n: {key: engine.like(parameters[n], each) for key, each in own.items()} for n, own in state["state"].items()
+        }
+        optimizer.load_state_dict({"state": moments, "param_groups": groups})
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 shape = parameter.shape

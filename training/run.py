@@ -4,7 +4,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import yaml
@@ -24,7 +24,8 @@ except ImportError:  # Windows has no such locks
 # Keys for how and where a run is made and watched, not for what is trained.
 RUNTIME_KEYS = ("name", "runs_dir", "data.cache_dir", "train.device", "train.compile", "train.log_every", "wandb.")
 RUNTIME_KEYS += ("train.eval_every", "train.checkpoint_every", "train.keep_checkpoints", "train.max_skipped_steps")
-RUNTIME_KEYS += ("train.threads", "train.micro_batch_size")  # what the machine offers; the batch stays the same
+# what the machine offers; the batch stays the same
+RUNTIME_KEYS += ("train.threads", "train.micro_batch_size", "train.parallel")
 # where the text is; the corpus hash tells whether text and split are the same
 RUNTIME_KEYS += ("data.source", "data.subset", "data.split", "data.text_column", "data.errors")
 
@@ -200,6 +201,20 @@ class RunFolder:
                 hidden = path.with_name(f".{path.name}.removed")  # so that a kill leaves no half-removed one
                 path.rename(hidden)
                 shutil.rmtree(hidden)
+
+
+class ReadRunFolder(RunFolder):
+    """The folder for the processes of a run that leave writing it, and checking its place, to the first one."""
+
+    def _check_place(self) -> None:
+        pass
+
+    locked = nullcontext
+
+    def _leave_it(self, *_) -> None:
+        pass
+
+    start = describe = log = drop_rows_after = set_aside = prune = _leave_it
 
 
 def replace_text(file: Path, text: str) -> None:

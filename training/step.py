@@ -4,13 +4,12 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from configs import TrainConfig
 from data.batches import IGNORED
 from model.device import autocast, to_device
 from model.transformer import Transformer
-from training.loss import summed_loss
+from training.alone import ALONE, Alone
 
 
 class StepResult(NamedTuple):
@@ -33,22 +32,25 @@ def optimizer_step(
     targets: torch.Tensor,
     rate: float,
     config: TrainConfig,
+    engine: Alone = ALONE,
 ) -> StepResult:
     """Updates the weights once from input_ids and targets (batch_size, T), unless loss or gradient is not finite.
+
+    Each of several processes takes its own rows of them; the result is the same in all.
 
     Micro-batches accumulate sums over targets, not means, since some may have fewer.
     """
     count = (targets != IGNORED).sum().item()  # before they move to a GPU, for which the program would wait
-    input_ids, targets = (to_device(ids, model.output_weight.device) for ids in (input_ids, targets))
+    input_ids, targets = (to_device(ids, model.output_weight.device) for ids in map(engine.own, (input_ids, targets)))
     loss = torch.zeros((), device=input_ids.device)
-    for part in zip(input_ids.split(config.micro_batch_size), targets.split(config.micro_batch_size)):
+    parts = [*zip(input_ids.split(config.micro_batch_size), targets.split(config.micro_batch_size))]
+    for number, part in enumerate(parts, 1):
         with autocast(config.dtype, input_ids.device):
-            share = summed_loss(model, *part) / count
+            share = engine.summed_loss(model, *part, is_last=number == len(parts)) / count
         share.backward()
         loss += share.detach()
-    limit = math.inf if config.grad_clip is None else config.grad_clip
-    norm = nn.utils.clip_grad_norm_(model.parameters(), limit).item()
-    result = StepResult(loss.item(), norm, rate)
+    norm = engine.clip_grad_norm(model, math.inf if config.grad_clip is None else config.grad_clip)
+    result = StepResult(engine.sum(loss).item() / engine.size, norm, rate)
     if result.is_finite:
         for group in optimizer.param_groups:
             group["lr"] = rate * group.get("scale", 1.0)

@@ -7,16 +7,18 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def signals_received() -> Iterator[list[int]]:
+def signals_received(hurried: bool = True) -> Iterator[list[int]]:
     """Yields a list that collects each SIGINT and SIGTERM received, so that the current step can finish.
 
-    After the first signal, a SIGINT interrupts at once.
+    hurried: whether after the first signal a SIGINT interrupts at once. Not under torchrun, which passes on to its
+    processes the Ctrl-C that they have seen themselves.
     """
     received = []
 
     def receive(number, _):
         received.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if hurried:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     if threading.current_thread() is not threading.main_thread():  # only that one may handle signals
         yield received

@@ -102,7 +102,7 @@ class Fire(InLayers):
 
     def __init__(self, config):
         super().__init__(config)
-        self.c, self.multiplier = nn.Parameter(torch.tensor(0.1)), nn.Parameter(torch.tensor(1.0))
+        self.c, self.multiplier = nn.Parameter(torch.full((1,), 0.1)), nn.Parameter(torch.ones(1))
         self.hidden = Linear(1, self.options.width, bias=True)
         self.heads = Linear(self.options.width, config.num_attention_heads, bias=True)
 

@@ -1,0 +1,53 @@
+"""The processes of one run, which torchrun starts: how each joins the others and leaves them."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from datetime import timedelta
+
+from base import InputError
+
+STARTED_BY_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR")
+STARTED_BY_TORCHRUN += ("MASTER_PORT", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME")
+TIMEOUT = timedelta(minutes=30)  # for what one process does while the others wait, such as a checkpoint
+
+
+def number_of_processes() -> int:
+    """How many torchrun has started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+@contextmanager
+def joined() -> Iterator[int]:
+    """Inside it `torch.distributed` works, if torchrun has started this process as one of several; yields its rank.
+
+    Only the process of rank 0 has a stderr. Of all that an error ends only the first may tell it, and one whose
+    neighbour has gone ends in a line, too; torchrun then ends the rest.
+    """
+    if number_of_processes() == 1:
+        yield 0
+        return
+    import torch
+    from torch import distributed
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    store, rank, size = next(distributed.rendezvous("env://"))
+    distributed.init_process_group(store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    try:
+        with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere if rank else sys.stderr):
+            yield rank
+    except (InputError, RuntimeError) as error:
+        is_lost = isinstance(error, distributed.DistError) or "gloo" in str(error)
+        if not is_lost and not isinstance(error, InputError):
+            raise
+        if store.add("told", 1) > 1:
+            raise SystemExit(2) from None
+        if is_lost:
+            raise InputError(
+                "another process of this run has ended, so this one ends, too; --resume continues it"
+            ) from None
+        raise
+    finally:
+        distributed.destroy_process_group()
