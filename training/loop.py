@@ -90,7 +90,7 @@ def make_trainer(run: RunFolder, corpus: Corpus, device: torch.device, signals: 
             model = load_checkpoint(checkpoint) if checkpoint else Transformer(run.config.model, run.config.seed)
         model = engine.place(model, device)
     except RuntimeError as error:
-        if not is_out_of_memory(error):
+        if engine.size > 1 and not is_out_of_memory(error):  # another process may have ended
             raise
         raise InputError(f"model: a tensor does not fit into memory ({str(error):.100})") from None
     trainer = Trainer(run, corpus, model, build_optimizer(model, run.config.train, engine), signals, engine)

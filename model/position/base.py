@@ -19,7 +19,8 @@ class Position(nn.Module):
     in all layers that the scheme acts in, or is a list with an entry for each layer. Positions are integers counted from
     0; negative ones are padding, where results must be finite too. Angles and temperatures are computed in float64 and
     cast to float32, and no result is in less, whatever dtype the model or autocast has. `features`, `kept` and
-    `content_bias` see the content, in each layer that the scheme acts in.
+    `content_bias` see the content, in each layer that the scheme acts in. A parameter has at least one dimension, along
+    which several processes may divide it.
     """
 
     class Options(FrozenConfig):
