@@ -118,7 +118,7 @@ def _rotation(model: Transformer) -> tuple[Tensor, Tensor]:
 
 
 def _divided_ladder(model: Transformer, theta: Tensor) -> tuple[float, Tensor]:
-    """The base of a ladder for all pairs of a head, and the number (pairs,) by which each of its steps gives θ.
+    """The base of a ladder over all pairs of a head, and what its steps are divided by to give θ, (pairs,).
 
     ValueError names what Llama, or with qk_norm Qwen3, does not have there.
     """

@@ -151,13 +151,14 @@ def test_llama_cpp_reads_a_text_as_the_same_tokens(kind, saved, llama_cpp, tmp_p
     assert [answer["content"] for answer in answers[len(ids) :]] == UNUSUAL
 
 
-def test_a_text_without_merges_has_a_tokenizer(saved, llama_cpp, tmp_path):
-    folder, _ = saved(tokens=tokenizer(text="abc"), vocab_size=4)
+def test_letters_without_merges_and_an_added_word_are_the_same_tokens(saved, llama_cpp, tmp_path):
+    tokens = tokenizer(text="abc")
+    tokens.add_tokens(["bc"])
+    folder, _ = saved(tokens=tokens, vocab_size=5)
     export(folder, tmp_path / "m.gguf")
-    asked = dict(content="cab", add_special=True), dict(content="a<|endoftext|>", parse_special=True)
-    assert llama_cpp(tmp_path / "m.gguf", *(("/tokenize", each) for each in asked)) == [
-        {"tokens": [2, 0, 1]}, {"tokens": [0, 3]}
-    ]  # fmt: skip
+    asked = dict(content="cabca", parse_special=False), dict(content="a<|endoftext|>", parse_special=True)
+    found = [answer["tokens"] for answer in llama_cpp(tmp_path / "m.gguf", *(("/tokenize", each) for each in asked))]
+    assert found == [encode(tokens, "cabca"), [0, 3]] and found[0] == [2, 0, 4, 0]
 
 
 # What is refused
@@ -205,16 +206,17 @@ def test_what_llama_cpp_lacks_is_named_and_a_file_stays(position, changes, named
     assert names(tmp_path) == ["c", "m.gguf"] and (tmp_path / "m.gguf").read_text() == "earlier"
 
 
-@pytest.mark.parametrize("change, expected", [
-    (lambda stored: stored.update(normalizer={"type": "NFC"}), "of the kinds that train.py makes: byte, char, bpe"),
-    (lambda stored: stored["pre_tokenizer"].update(add_prefix_space=True), "of the kinds that train.py makes"),
-    (lambda stored: stored["model"].update(ignore_merges=True), "of the kinds that train.py makes"),
-    (lambda stored: stored["pre_tokenizer"].update(use_regex=False), "of the kinds that train.py makes"),
-    (lambda stored: stored["model"]["vocab"].update({"one more": 300}), "token ids from 0 on, below the model's 300"),
-    (lambda stored: stored["model"].clear(), "not a readable tokenizer.json"),
+@pytest.mark.parametrize("kind, change, expected", [
+    ("bpe", lambda stored: stored.update(normalizer={"type": "NFC"}), "that train.py makes: byte, char, bpe"),
+    ("bpe", lambda stored: stored["pre_tokenizer"].update(add_prefix_space=True), "that train.py makes"),
+    ("bpe", lambda stored: stored["pre_tokenizer"].update(use_regex=False), "that train.py makes"),
+    ("bpe", lambda stored: stored["model"].update(ignore_merges=True), "that train.py makes"),
+    ("char", lambda stored: stored["model"]["vocab"].update(ab=40), "that train.py makes"),
+    ("bpe", lambda stored: stored["model"]["vocab"].update({"one more": 300}), "token ids from 0 on, below the model's 300"),
+    ("bpe", lambda stored: stored["model"].clear(), "not a readable tokenizer.json"),
 ])  # fmt: skip
-def test_another_tokenizer_is_refused(change, expected, saved, tmp_path, capsys):
-    folder, _ = saved(tokens=tokenizer("bpe", TEXT, 300), vocab_size=300)
+def test_another_tokenizer_is_refused(kind, change, expected, saved, tmp_path, capsys):
+    folder, _ = saved(tokens=tokenizer(kind, TEXT, 300), vocab_size=300)
     stored = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     change(stored)
     (folder / "tokenizer.json").write_text(json.dumps(stored), encoding="utf-8")
@@ -263,4 +265,8 @@ def test_the_command_finds_the_library_of_its_own_name(saved, tmp_path, monkeypa
     assert stored.get_field("general.file_type").contents() == gguf.LlamaFileType.MOSTLY_Q8_0
     assert stored.get_field("general.name").contents() == printable(out.stem)
     assert stored.get_field("tokenizer.ggml.eos_token_id").contents() == 48
+    assert stored.get_field("tokenizer.ggml.token_type").contents()[47:] == [
+        gguf.TokenType.NORMAL,
+        gguf.TokenType.CONTROL,
+    ]
     assert "rope_freqs.weight" not in {tensor.name for tensor in stored.tensors}, "not every reader of Llamas knows it"
