@@ -46,6 +46,7 @@ def test_every_product_file_is_looked_at():
 
 
 LIBRARIES = {"tokenizers", "datasets", "pyarrow", "huggingface_hub"}
+EXPORT = {"gguf", "tokenizers"}
 REPORTS = {"matplotlib", "numpy", "scipy"}
 OURS = {path.relative_to(ROOT).with_suffix("").parts[0] for path in FILES}
 
@@ -53,7 +54,7 @@ OURS = {path.relative_to(ROOT).with_suffix("").parts[0] for path in FILES}
 @pytest.mark.parametrize(
     ("folder", "allowed"),
     [
-        ("model", {"base", "settings", "model", "torch", "safetensors", "pydantic"}),
+        ("model", {"base", "settings", "model", "torch", "safetensors", "pydantic", *EXPORT}),
         ("data", {"base", "settings", "data", "pydantic", "numpy", "torch"} | LIBRARIES),
         ("configs", {"base", "settings", "configs", "data", "model", "yaml", "pydantic"}),
         ("training", {"base", "configs", "data", "model", "training", "numpy", "torch", "tqdm", "wandb", "yaml"}),
@@ -65,6 +66,11 @@ OURS = {path.relative_to(ROOT).with_suffix("").parts[0] for path in FILES}
 )
 def test_a_folder_imports_only_what_lies_below_it(folder, allowed):
     assert tops(*of(folder)) - STANDARD <= allowed
+
+
+def test_what_only_the_export_needs_is_imported_there_alone():
+    assert [path.name for path in of("model") if tops(path) & EXPORT] == ["gguf.py"]
+    assert not any("model.gguf" in imported(path) for path in FILES)
 
 
 def test_no_file_imports_itself_through_others():
