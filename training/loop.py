@@ -77,9 +77,11 @@ def make_trainer(run: RunFolder, corpus: Corpus, device: torch.device, signals: 
     if run.resume:
         run.check_same_experiment(corpus)
     checkpoint = run.newest_checkpoint() if run.resume else None
-    model = load_checkpoint(checkpoint) if checkpoint else None
+    model, config = load_checkpoint(checkpoint) if checkpoint else None, run.config.model
+    if run.config.train.document_mask:  # in the model's config, as whoever evaluates it later needs it too
+        config = config.model_copy(update={"document_start_token_id": corpus.tokenizer.token_to_id(END_OF_TEXT)})
     try:
-        model = (model or Transformer(run.config.model, run.config.seed)).to(device)
+        model = (model or Transformer(config, run.config.seed)).to(device)
     except RuntimeError as error:
         raise InputError(f"model: a tensor does not fit into memory ({str(error):.100})") from None
     trainer = Trainer(run, corpus, model, build_optimizer(model, run.config.train), signals)
@@ -122,6 +124,7 @@ class Trainer:
     def __post_init__(self):
         self.settings, self.context = self.run.config.train, self.run.config.model.max_position_embeddings
         self.device = self.model.output_weight.device
+        self.model.recompute = self.settings.recompute
         packed = self.run.config.data.pack
         self.end_of_text = None if packed else self.corpus.tokenizer.token_to_id(END_OF_TEXT)
         drawn = self.context, self.settings.batch_size, self.run.config.seed

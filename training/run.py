@@ -24,7 +24,8 @@ except ImportError:  # Windows has no such locks
 # Keys for how and where a run is made and watched, not for what is trained.
 RUNTIME_KEYS = ("name", "runs_dir", "data.cache_dir", "train.device", "train.compile", "train.log_every", "wandb.")
 RUNTIME_KEYS += ("train.eval_every", "train.checkpoint_every", "train.keep_checkpoints", "train.max_skipped_steps")
-RUNTIME_KEYS += ("train.threads", "train.micro_batch_size")  # what the machine offers; the batch stays the same
+# what the machine offers; the batch stays the same
+RUNTIME_KEYS += ("train.threads", "train.micro_batch_size", "train.recompute")
 # where the text is; the corpus hash tells whether text and split are the same
 RUNTIME_KEYS += ("data.source", "data.subset", "data.split", "data.text_column", "data.errors")
 
