@@ -78,7 +78,14 @@ def blocks(queries: int, keys: int) -> list[slice]:
 
 def recomputed(function: Callable[..., Tensor], *inputs) -> Tensor:
     """function(*inputs), of which the inputs alone are kept: the backward pass computes it once more."""
+    if not torch.is_grad_enabled():  # or sampling would wait for the import of a compiler
+        return function(*inputs)
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+
+def as_it_is(loop: Callable) -> Callable:
+    """loop, which a compiler that comes to it leaves alone: it would unroll it."""
+    return torch.compiler.disable(loop) if torch.compiler.is_compiling() else loop
 
 
 @dataclass
@@ -148,7 +155,8 @@ class SoftmaxAttention(Attention):
         width, wider = v.shape[-1], max(0, q.shape[-1] - v.shape[-1])
         if wider:  # by features: without this SDPA would keep all scores in memory
             v = F.pad(v, (0, wider))
-        out = (self.in_blocks if callable(inputs.mask) else self.attended)(inputs, x, q, k, v, *kept)
+        attend = as_it_is(self.in_blocks) if callable(inputs.mask) else self.attended
+        out = attend(inputs, x, q, k, v, *kept)
         out = out[..., :width] if wider else out
         return self.o_proj(out.transpose(1, 2).flatten(-2))
 
@@ -166,7 +174,6 @@ class SoftmaxAttention(Attention):
             q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=True
         )
 
-    @torch.compiler.disable  # or a compiler would unroll the blocks
     def in_blocks(self, inputs: AttentionInputs, x: Tensor, q: Tensor, *of_keys: Tensor) -> Tensor:
         """As `attended`, block by block. Nothing of a block is kept: the backward pass computes it once more."""
         rows = blocks(q.shape[-2], of_keys[0].shape[-2])
@@ -204,8 +211,7 @@ class LinearAttention(Attention):
         of_tokens = [t.transpose(1, 2) for t in (q, k, v, *inputs.turned(q, k))]  # (B, heads, T, d)
         sums = None if inputs.cache is None else inputs.cache.sums(inputs.layer, x.shape[-2])
         chunks = blocks(x.shape[-2], x.shape[-2])
-        # a compiler would unroll several
-        scan = self.scan if len(chunks) == 1 else torch.compiler.disable(self.scan)
+        scan = self.scan if len(chunks) == 1 else as_it_is(self.scan)
         out, sums = scan(chunks, sums, inputs.documents, *of_tokens)
         if inputs.cache is not None:
             inputs.cache.layers[inputs.layer] = sums
