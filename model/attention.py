@@ -15,7 +15,7 @@ from model.device import without_autocast
 from model.linear import Linear
 from model.position.base import Position, Rotation
 
-SCORES = 2**21  # of a head, at most at once where they need a mask, a bias or weights written out
+SCORES = 2**19  # of a head in a block, where they need a mask, a bias or weights written out: what caches hold is fast
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str = "half") -> Tensor:
@@ -71,7 +71,9 @@ def masked(bias: Tensor, mask: Tensor) -> Tensor:
 
 
 def blocks(queries: int, keys: int) -> list[slice]:
-    """Slices of the queries, none with more than SCORES scores, unless one query alone has more."""
+    """Slices of the queries, of at most SCORES scores, unless one query alone has more; one slice for up to twice that."""
+    if queries * keys <= 2 * SCORES:  # known to a compiler for all lengths up to a bound, unlike the slices below
+        return [slice(0, queries)]
     size = max(1, SCORES // keys)
     return [slice(start, min(start + size, queries)) for start in range(0, queries, size)]
 
@@ -237,11 +239,11 @@ class LinearAttention(Attention):
                 turned_k = turned_k * is_same[..., -1:]
             numerator, state = weights @ v, turned_k.mT @ v
             if sums is not None:
-                before = turned_q @ sums[0], sums[1], sums[0]
+                (before, keys_before), seen = sums, turned_q @ sums[0]
                 if documents is not None:
                     goes_on = here == documents[:, None, chunk.start - 1, None, None]
-                    before = before[0] * goes_on, before[1] * goes_on, before[2] * goes_on[..., -1:, :]
-                numerator, key_sums, state = numerator + before[0], key_sums + before[1], state + before[2]
+                    seen, keys_before, before = seen * goes_on, keys_before * goes_on, before * goes_on[..., -1:, :]
+                numerator, key_sums, state = numerator + seen, key_sums + keys_before, state + before
             sums = state, key_sums[..., -1:, :]
             normalizer = (q * key_sums).sum(dim=-1, keepdim=True)
             found.append(numerator / normalizer.clamp(min=1e-6))  # a row of padding has seen nothing: 0 / 0

@@ -181,11 +181,11 @@ class Transformer(nn.Module):
             with without_autocast(positions.device):
                 return merged(of_layer(bias(rows), layer), seen(rows))
 
-        everything, mask = slice(0, positions.shape[-1]), None
-        if len(blocks(everything.stop, k_positions.shape[-1])) == 1:
-            whole = bias(everything)
+        rows, mask = blocks(positions.shape[-1], k_positions.shape[-1]), None
+        if len(rows) == 1:
+            whole = bias(rows[0])
             if not is_causal or whole is not None or content is not None:
-                mask = seen(everything)
+                mask = seen(rows[0])
             masks = [merged(each, mask) for each in whole] if isinstance(whole, list) else merged(whole, mask)
         else:
             mask = None if is_causal else seen

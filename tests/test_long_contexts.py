@@ -17,7 +17,7 @@ TIGHT = dict(rtol=1e-11, atol=1e-11)
 
 def test_blocks_cover_the_queries_and_bound_the_scores(monkeypatch):
     monkeypatch.setattr(attention, "SCORES", 100)
-    assert blocks(10, 10) == [slice(0, 10)]
+    assert blocks(20, 10) == [slice(0, 20)]
     assert blocks(20, 33) == [slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 12), slice(12, 15), slice(15, 18)] + [
         slice(18, 20)
     ]
