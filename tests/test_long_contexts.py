@@ -42,6 +42,18 @@ def test_blocks_equal_the_whole(scheme, tiny_model, tokens, monkeypatch):
             torch.testing.assert_close(list(passes(model, ids)), whole, **TIGHT)
 
 
+@torch.no_grad()
+def test_the_bias_of_a_block_is_a_part_of_the_whole_and_float32_under_autocast(scheme, tiny_model, monkeypatch):
+    model, given = tiny_model(scheme, torch.float32), (torch.arange(20), None, True, torch.float32)
+    whole = model.attention_inputs(*given)[1].mask
+    monkeypatch.setattr(attention, "SCORES", 4 * 20)
+    with torch.autocast("cpu", torch.bfloat16):
+        of_block = model.attention_inputs(*given)[1].mask
+        assert (of_block is None) == (whole is None)
+        if whole is not None:
+            torch.testing.assert_close(of_block(slice(4, 8)), whole[..., 4:8, :8], rtol=1e-6, atol=1e-6)
+
+
 def test_blocks_under_autocast_stay_close_to_float32(scheme, tiny_model, tokens, monkeypatch):
     monkeypatch.setattr(attention, "SCORES", 4 * 20)
     model, ids = tiny_model(scheme, torch.float32), tokens(2, 20)
