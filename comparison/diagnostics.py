@@ -81,7 +81,8 @@ class _Attention(TorchFunctionMode):
         self.ends = [0]  # of the bins of distances: 0, 1, 2, 4, 8 …
         while self.ends[-1] < length - 1:
             self.ends.append(2 * self.ends[-1] or 1)
-        self.masses, self.largest = [], []  # of each call: (heads, bins) and (heads,)
+        self.length, self.rows = length, 0  # queries of the layer so far: a call may have some of them
+        self.masses, self.largest = [], []  # of each layer: (heads, bins) and (heads,)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is F.scaled_dot_product_attention:
@@ -91,8 +92,8 @@ class _Attention(TorchFunctionMode):
     def _record(self, q: Tensor, k: Tensor, v: Tensor, attn_mask, is_causal: bool, scale: float, enable_gqa: bool):
         q, k = (x[0].to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k))  # (heads, T, d)
         scores = q @ k.repeat_interleave(len(q) // len(k), dim=0).mT * scale
-        position = torch.arange(q.shape[1], device=q.device)
-        distance = position[:, None] - position
+        position = torch.arange(k.shape[1], device=q.device)
+        distance = position[-q.shape[1] :, None] - position
         if is_causal:
             attn_mask = distance >= 0
         if attn_mask is not None:
@@ -101,8 +102,12 @@ class _Attention(TorchFunctionMode):
         bins = torch.bucketize(distance, torch.tensor(self.ends, device=q.device))  # the future, in bin 0, weighs 0
         mass = scores.new_zeros(len(q), len(self.ends))
         mass.index_add_(1, bins.flatten(), scores.softmax(dim=-1).flatten(1))
-        self.masses.append(mass.cpu() / len(position))
-        self.largest.append(scores.amax(dim=(1, 2)).cpu())
+        if self.rows == 0:
+            self.masses.append(0.0)
+            self.largest.append(torch.tensor(-torch.inf))
+        self.masses[-1] = self.masses[-1] + mass.cpu() / self.length
+        self.largest[-1] = self.largest[-1].maximum(scores.amax(dim=(1, 2)).cpu())
+        self.rows = (self.rows + len(distance)) % self.length
 
 
 def embedding_rms(model: Transformer) -> EmbeddingRms:

@@ -79,6 +79,10 @@ class TrainConfig(FrozenConfig):
     parallel: Literal["ddp", "fsdp"] | None = None
     """how processes that torchrun starts train one model: ddp, each with all weights, or fsdp, each with a part of them.
     One process alone ignores it"""
+    document_mask: bool = False
+    """true: no document of a window sees another, and positions restart in each; false: attention and positions cross"""
+    recompute: bool = False
+    """keep only the input of each block for the backward pass and compute the rest twice: less memory, more time"""
     compile: bool = False
     """torch.compile the model; falls back to eager mode if no compiler works"""
 
@@ -146,6 +150,12 @@ class Config(FrozenConfig):
         until = self.train.position_until
         if until is not None and self.model.position.scheme == "none":
             raise ValueError(f"train.position_until {until}: model.position 'none' has no scheme to drop")
+        return self
+
+    @model_validator(mode="after")
+    def _has_documents_to_mask(self):
+        if self.train.document_mask and not self.data.pack:
+            raise ValueError("train.document_mask true: data.pack false already has each document by itself")
         return self
 
     @property

@@ -1,17 +1,21 @@
 """Rotation of queries and keys, and causal attention with grouped queries, softmax or linear."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from model.cache import Cache
 from model.config import ModelConfig
 from model.device import without_autocast
 from model.linear import Linear
 from model.position.base import Position, Rotation
+
+SCORES = 2**19  # of a head in a block, where they need a mask, a bias or weights written out: what caches hold is fast
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str = "half") -> Tensor:
@@ -39,19 +43,51 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str = "half") -> Tensor:
     return torch.cat((turned, still), dim=-1) if still.shape[-1] else turned
 
 
-def causal_mask(q_positions: Tensor, k_positions: Tensor) -> Tensor:
+def in_documents(input_ids: Tensor, start_token_id: int) -> tuple[Tensor, Tensor]:
+    """(B, T) each: the number of a token's document within the row, and its position there.
+
+    A document begins with every start_token_id; what a row has before the first counts from 0, too.
+    """
+    begins, places = input_ids == start_token_id, torch.arange(input_ids.shape[-1], device=input_ids.device)
+    return begins.cumsum(dim=-1), places - (begins * places).cummax(dim=-1).values
+
+
+def causal_mask(
+    q_positions: Tensor, k_positions: Tensor, q_documents: Tensor | None = None, k_documents: Tensor | None = None
+) -> Tensor:
     """(…, Tq, Tk), True where the query may look, from (…, Tq) and (…, Tk).
 
-    A token sees itself and what lies before it, and no padding (negative positions); padding sees padding, so that
-    no row is empty.
+    A token sees itself and what lies before it in its document, and no padding (negative positions); padding sees
+    padding, so that no row is empty.
     """
     q, k = q_positions.unsqueeze(-1), k_positions.unsqueeze(-2)
-    return (k <= q) & ((k >= 0) | (q < 0))
+    seen = (k <= q) & ((k >= 0) | (q < 0))
+    return seen if q_documents is None else seen & (q_documents.unsqueeze(-1) == k_documents.unsqueeze(-2))
 
 
 def masked(bias: Tensor, mask: Tensor) -> Tensor:
     """A bias to the scores, -inf where a bool mask allows no look; or its sum with a mask that is such a bias itself."""
     return torch.where(mask, bias, float("-inf")) if mask.dtype == torch.bool else bias + mask
+
+
+def blocks(queries: int, keys: int) -> list[slice]:
+    """Slices of the queries, of at most SCORES scores, unless one query alone has more; one slice for up to twice that."""
+    if queries * keys <= 2 * SCORES:  # known to a compiler for all lengths up to a bound, unlike the slices below
+        return [slice(0, queries)]
+    size = max(1, SCORES // keys)
+    return [slice(start, min(start + size, queries)) for start in range(0, queries, size)]
+
+
+def recomputed(function: Callable[..., Tensor], *inputs) -> Tensor:
+    """function(*inputs), of which the inputs alone are kept: the backward pass computes it once more."""
+    if not torch.is_grad_enabled():  # or sampling would wait for the import of a compiler
+        return function(*inputs)
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+
+def as_it_is(loop: Callable) -> Callable:
+    """loop, which a compiler that comes to it leaves alone: it would unroll it."""
+    return torch.compiler.disable(loop) if torch.compiler.is_compiling() else loop
 
 
 @dataclass
@@ -62,9 +98,11 @@ class AttentionInputs:
     cache: Cache | None = None
     positions: Tensor | None = None  # (T,) or (B, T); negative ones are padding, which the mask hides too
     k_positions: Tensor | None = None  # (Tk,) or (B, Tk)
+    documents: Tensor | None = None  # (B, T), the number of each token's in its row; None: a row is one
     # What is allowed (bool) or added to the scores (float), broadcast to (B, heads, T, Tk). None: each token sees itself
-    # and all before it; not where a filled cache meets more than one token, nor with content.
-    mask: Tensor | None = None
+    # and all before it; not where a filled cache meets more than one token, nor with content. Where there are several
+    # `blocks`: a function of one of them, which gives that of its queries and of the keys up to the last of these.
+    mask: Tensor | Callable[[slice], Tensor] | None = None
     rotation: Rotation | None = None  # of the queries, each (…, T, pairs)
     key_rotation: Rotation | None = None  # of the keys; None: that of the queries
     temperature: Tensor | None = None  # (…, heads or 1, T), a factor on the queries
@@ -116,6 +154,16 @@ class SoftmaxAttention(Attention):
         kept = () if inputs.content is None else self.exactly(inputs.content.kept, inputs.layer, x)
         if inputs.cache is not None:
             k, v, *kept = inputs.cache.update(inputs.layer, k, v, *kept)
+        width, wider = v.shape[-1], max(0, q.shape[-1] - v.shape[-1])
+        if wider:  # by features: without this SDPA would keep all scores in memory
+            v = F.pad(v, (0, wider))
+        attend = as_it_is(self.in_blocks) if callable(inputs.mask) else self.attended
+        out = attend(inputs, x, q, k, v, *kept)
+        out = out[..., :width] if wider else out
+        return self.o_proj(out.transpose(1, 2).flatten(-2))
+
+    def attended(self, inputs: AttentionInputs, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *kept: Tensor) -> Tensor:
+        """(B, heads, Tq, any) of queries (B, heads, Tq, any), those of the last Tq of the tokens of k, v and kept."""
         mask = inputs.mask
         if inputs.content is not None:
             places = inputs.positions, inputs.k_positions
@@ -124,12 +172,22 @@ class SoftmaxAttention(Attention):
         # is_causal aligns the first query with the first key: right only where no key lies before the queries.
         is_causal = mask is None and q.shape[-2] > 1
         scale = 1 / math.sqrt(self.head_dim)
-        width, wider = v.shape[-1], max(0, q.shape[-1] - v.shape[-1])
-        if wider:  # by features: without this SDPA would keep all scores in memory
-            v = F.pad(v, (0, wider))
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=True)
-        out = out[..., :width] if wider else out
-        return self.o_proj(out.transpose(1, 2).flatten(-2))
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=True
+        )
+
+    def in_blocks(self, inputs: AttentionInputs, x: Tensor, q: Tensor, *of_keys: Tensor) -> Tensor:
+        """As `attended`, block by block. Nothing of a block is kept: the backward pass computes it once more."""
+        rows = blocks(q.shape[-2], of_keys[0].shape[-2])
+        parts = zip(rows, *(t.split(rows[0].stop, dim=-2) for t in (x, q)))
+        return torch.cat([recomputed(self.block, inputs, *part, *of_keys) for part in parts], dim=-2)
+
+    def block(self, inputs: AttentionInputs, rows: slice, x: Tensor, q: Tensor, *of_keys: Tensor) -> Tensor:
+        """As `attended`, of x and q at the rows alone and of all keys, some of which lie after them."""
+        end = of_keys[0].shape[-2] - inputs.positions.shape[-1] + rows.stop
+        places = {"positions": inputs.positions[..., rows], "k_positions": inputs.k_positions[..., :end]}
+        inputs = replace(inputs, mask=inputs.mask(rows), **places)
+        return self.attended(inputs, x, q, *(t[..., :end, :] for t in of_keys))
 
     @staticmethod
     def exactly(hook, layer: int, *tensors: Tensor):
@@ -152,21 +210,44 @@ class LinearAttention(Attention):
         q, k, v = F.elu(q) + 1, (F.elu(k) + 1).repeat_interleave(groups, dim=-2), v.repeat_interleave(groups, dim=-2)
         if inputs.positions is not None and inputs.positions.dim() == 2:
             k = k.masked_fill((inputs.positions < 0)[..., None, None], 0.0)
-        turned_q, turned_k = inputs.turned(q, k)
-        q, k, v, turned_q, turned_k = (t.transpose(1, 2) for t in (q, k, v, turned_q, turned_k))  # (B, heads, T, d)
-        weights = (turned_q @ turned_k.mT).tril()
-        numerator, key_sums = weights @ v, k.cumsum(dim=-2)
+        of_tokens = [t.transpose(1, 2) for t in (q, k, v, *inputs.turned(q, k))]  # (B, heads, T, d)
+        sums = None if inputs.cache is None else inputs.cache.sums(inputs.layer, x.shape[-2])
+        chunks = blocks(x.shape[-2], x.shape[-2])
+        scan = self.scan if len(chunks) == 1 else as_it_is(self.scan)
+        out, sums = scan(chunks, sums, inputs.documents, *of_tokens)
         if inputs.cache is not None:
-            state = turned_k.mT @ v
-            # Σ φ(k)ᵀv (B, heads, d, d), Σ φ(k) (B, heads, 1, d)
-            if earlier := inputs.cache.sums(inputs.layer, x.shape[-2]):
-                numerator, key_sums = numerator + turned_q @ earlier[0], key_sums + earlier[1]
-                state = state + earlier[0]
-            inputs.cache.layers[inputs.layer] = (state, key_sums[..., -1:, :])
-        normalizer = (q * key_sums).sum(dim=-1, keepdim=True)
-        # a row of padding has seen nothing: 0 / 0
-        out = (numerator / normalizer.clamp(min=1e-6)).to(x.dtype)
-        return self.o_proj(out.transpose(1, 2).flatten(-2))
+            inputs.cache.layers[inputs.layer] = sums
+        return self.o_proj(out.to(x.dtype).transpose(1, 2).flatten(-2))
+
+    @staticmethod
+    def scan(
+        chunks: list[slice], sums: tuple[Tensor, Tensor] | None, documents: Tensor | None, *of_tokens: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """(B, heads, T, d), and the sums after it, of q, k, v and turned q and k, each (B, heads, T, d).
+
+        Weights are written out within a chunk; the sums Σ φ(k)ᵀv (B, heads, d, d) and Σ φ(k) (B, heads, 1, d), of the
+        tokens before it or, with documents (B, T), of those in the last one's document, stand for what lies before.
+        """
+        found = []
+        for chunk, *parts in zip(chunks, *(t.split(chunks[0].stop, dim=-2) for t in of_tokens)):
+            q, k, v, turned_q, turned_k = parts
+            weights, key_sums = (turned_q @ turned_k.mT).tril(), k.cumsum(dim=-2)
+            if documents is not None:
+                here = documents[:, None, chunk, None]  # (B, 1, T, 1)
+                is_same = here == here.mT
+                weights, key_sums = weights * is_same, is_same.tril().to(k.dtype) @ k
+                turned_k = turned_k * is_same[..., -1:]
+            numerator, state = weights @ v, turned_k.mT @ v
+            if sums is not None:
+                (before, keys_before), seen = sums, turned_q @ sums[0]
+                if documents is not None:
+                    goes_on = here == documents[:, None, chunk.start - 1, None, None]
+                    seen, keys_before, before = seen * goes_on, keys_before * goes_on, before * goes_on[..., -1:, :]
+                numerator, key_sums, state = numerator + seen, key_sums + keys_before, state + before
+            sums = state, key_sums[..., -1:, :]
+            normalizer = (q * key_sums).sum(dim=-1, keepdim=True)
+            found.append(numerator / normalizer.clamp(min=1e-6))  # a row of padding has seen nothing: 0 / 0
+        return torch.cat(found, dim=-2), sums
 
 
 ATTENTIONS = {"softmax": SoftmaxAttention, "linear": LinearAttention}

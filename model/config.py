@@ -39,6 +39,9 @@ class ModelConfig(FrozenConfig):
     """true: biases in the four projections of attention; qkv: in all but the output's, as in Qwen2"""
     attention: Literal["softmax", "linear"] = "softmax"
     """softmax over the scores, or linear attention with elu + 1 (Katharopoulos et al. 2020)"""
+    document_start_token_id: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """token that begins a document: none sees another, and each counts positions from 0. null: a row is one;
+    train.document_mask fills it in"""
     position: SerializeAsAny[Position.Options] = Rope.Options(scheme="rope")
     """positional scheme: a name, or a mapping of scheme and its options"""
 

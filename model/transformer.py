@@ -1,12 +1,14 @@
 """The decoder: a Llama whose positional scheme is a part to be chosen."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor, nn
 
 from base import InputError
-from model.attention import ATTENTIONS, AttentionInputs, causal_mask, masked
+from model.attention import ATTENTIONS, AttentionInputs, blocks, causal_mask, in_documents, masked, recomputed
 from model.cache import Cache
 from model.config import ModelConfig
 from model.device import without_autocast
@@ -57,6 +59,7 @@ class Transformer(nn.Module):
         """seed None leaves the weights on the meta device, for `load_state_dict(…, assign=True)` to bring."""
         super().__init__()
         self.config = config
+        self.recompute = False  # whether a backward pass keeps a block's input alone, and computes the rest once more
         with torch.device("meta" if seed is None else "cpu"):
             self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
             self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
@@ -104,7 +107,8 @@ class Transformer(nn.Module):
         """Logits (B, T, vocab_size) of input_ids (B, T), or of the last logits_to_keep positions alone.
 
         With a cache the tokens continue those seen; prefill, chunked prefill and decode are this same call.
-        positions (B, T) gives each row its own; negative ones mark padding on the left.
+        positions (B, T) gives each row its own; negative ones mark padding on the left. With either a row is one
+        document, else those that config.document_start_token_id tells apart, if it is set.
         """
         hidden = self.hidden_states(input_ids, cache, positions)
         return linear(hidden[:, -logits_to_keep:], self.output_weight)
@@ -119,27 +123,35 @@ class Transformer(nn.Module):
         start = 0 if cache is None else cache.length
         end = start + input_ids.shape[-1]
         is_causal = positions is None and (start == 0 or end == start + 1)  # SDPA needs no mask for these
-        if positions is None:
-            positions, last = torch.arange(start, end, device=input_ids.device), end - 1
-        else:
-            last = int(positions.max())
-        if self.position.max_length is not None and last >= self.position.max_length:
-            known, scheme = self.position.max_length, self.config.position.scheme
-            raise IndexError(f"position {last} lies past the {known} positions that {scheme} has")
+        documents, starts_with = None, self.config.document_start_token_id
+        if positions is None and cache is None and starts_with is not None:
+            is_causal, (documents, positions) = False, in_documents(input_ids, starts_with)
+        elif positions is None:
+            positions = torch.arange(start, end, device=input_ids.device)
+        if (known := self.position.max_length) is not None:
+            last = end - 1 if positions.dim() == 1 else int(positions.max())
+            if last >= known:
+                scheme = self.config.position.scheme
+                raise IndexError(f"position {last} lies past the {known} positions that {scheme} has")
         x = self.embed_tokens(input_ids)
         with without_autocast(x.device):  # positions are exact in any precision of the model
             embedding = self.position.embedding(positions)
-            attention_inputs = self.attention_inputs(positions, cache, is_causal, x.dtype)
+            attention_inputs = self.attention_inputs(positions, cache, is_causal, x.dtype, documents)
         if embedding is not None:
             x = x + embedding.to(x.dtype)
         for block, inputs in zip(self.layers, attention_inputs):
-            x = block(x, inputs)
+            x = recomputed(block, x, inputs) if self.recompute else block(x, inputs)
         if cache is not None:
             cache.length = end
         return self.norm(x)
 
     def attention_inputs(
-        self, positions: Tensor, cache: Cache | None, is_causal: bool, dtype: torch.dtype
+        self,
+        positions: Tensor,
+        cache: Cache | None,
+        is_causal: bool,
+        dtype: torch.dtype,
+        documents: Tensor | None = None,
     ) -> list[AttentionInputs]:
         """What the attention of each layer is told of tokens at positions (T,) or (B, T) that continue the cache.
 
@@ -147,25 +159,46 @@ class Transformer(nn.Module):
         """
         scheme, k_positions = self.position, positions if cache is None else cache.key_positions(positions)
         content, features = (scheme if scheme.overrides(hook) else None for hook in ("content_bias", "features"))
-        bias = scheme.bias(positions, k_positions)
-        mask = None
-        if not is_causal or bias is not None or content is not None:
-            mask = causal_mask(positions, k_positions)
-            mask = mask.unsqueeze(-3) if mask.dim() == 3 else mask  # one mask for all heads
+        earlier, layers = k_positions.shape[-1] - positions.shape[-1], range(len(self.layers))
 
-        def merged(bias):
+        def seen(rows):
+            keys = slice(earlier + rows.stop)
+            of_documents = () if documents is None else (documents[..., rows], documents[..., keys])
+            mask = causal_mask(positions[..., rows], k_positions[..., keys], *of_documents)
+            return mask.unsqueeze(-3) if mask.dim() == 3 else mask  # one mask for all heads
+
+        def bias(rows):
+            return scheme.bias(positions[..., rows], k_positions[..., : earlier + rows.stop])
+
+        def merged(bias, mask):
             # in four dimensions: given three, SDPA takes a slow path that copies all keys
             return mask if bias is None else masked(bias, mask).to(dtype).view(-1, *bias.shape[-3:])
 
-        masks = [merged(each) for each in bias] if isinstance(bias, list) else merged(bias)
+        def of_layer(found, layer):
+            return found[layer] if isinstance(found, list) else found
+
+        def in_blocks(layer, rows):
+            with without_autocast(positions.device):
+                return merged(of_layer(bias(rows), layer), seen(rows))
+
+        rows, mask = blocks(positions.shape[-1], k_positions.shape[-1]), None
+        if len(rows) == 1:
+            whole = bias(rows[0])
+            if not is_causal or whole is not None or content is not None:
+                mask = seen(rows[0])
+            masks = [merged(each, mask) for each in whole] if isinstance(whole, list) else merged(whole, mask)
+        else:
+            mask = None if is_causal else seen
+            has_mask = not is_causal or content is not None or scheme.overrides("bias")
+            masks = [partial(in_blocks, layer) if has_mask else None for layer in layers]
         contributed = masks, scheme.rotation(positions), scheme.key_rotation(positions), scheme.temperature(positions)
-        inputs, layout = [], scheme.layout
-        for layer in range(len(self.layers)):
+        shared, inputs = (cache, positions, k_positions, documents), []
+        for layer in layers:
             if scheme.acts_in(layer):
-                each = [found[layer] if isinstance(found, list) else found for found in contributed]
-                inputs.append(AttentionInputs(layer, cache, positions, k_positions, *each, layout, features, content))
+                each = [of_layer(found, layer) for found in contributed]
+                inputs.append(AttentionInputs(layer, *shared, *each, scheme.layout, features, content))
             else:
-                inputs.append(AttentionInputs(layer, cache, positions, k_positions, mask))
+                inputs.append(AttentionInputs(layer, *shared, mask))
         return inputs
 
 

@@ -13,6 +13,7 @@ from data.config import TokenizerConfig
 from data.documents import END_OF_TEXT
 from data.synthetic import examples
 from data.tokenizer import encode, train_tokenizer
+from model import attention
 from model.config import ModelConfig
 from model.generation import generate
 from model.transformer import Transformer
@@ -232,6 +233,16 @@ def test_a_layer_that_a_scheme_leaves_out_is_recorded_like_the_others(tiny_model
 
 def test_linear_attention_has_no_softmax_to_look_at(tiny_model):
     assert attention_by_distance(tiny_model("rope", attention="linear"), stream(20), 10) is None
+
+
+@pytest.mark.parametrize("position", ["none", "fox", {"scheme": "alibi", "every": 2}], ids=str)
+def test_queries_in_blocks_are_recorded_as_if_at_once(position, tiny_model, monkeypatch):
+    """Of a layer in one call, too, next to one in several."""
+    whole = attention_by_distance(tiny_model(position), stream(40), 16)
+    monkeypatch.setattr(attention, "SCORES", 5 * 16)
+    blocks = attention_by_distance(tiny_model(position), stream(40), 16)
+    for key in ("mass", "largest_logit"):
+        assert numpy.allclose(getattr(whole, key), getattr(blocks, key), rtol=1e-6, atol=0)
 
 
 def test_a_low_precision_model_is_looked_at_in_float32(tiny_model):

@@ -84,10 +84,12 @@ def make_trainer(run: RunFolder, corpus: Corpus, device: torch.device, signals: 
     if run.resume:
         run.check_same_experiment(corpus)
     checkpoint = run.newest_checkpoint() if run.resume else None
-    model = None
+    model, config = None, run.config.model
+    if run.config.train.document_mask:  # in the model's config, as whoever evaluates it later needs it too
+        config = config.model_copy(update={"document_start_token_id": corpus.tokenizer.token_to_id(END_OF_TEXT)})
     try:
         if engine.needs_weights:
-            model = load_checkpoint(checkpoint) if checkpoint else Transformer(run.config.model, run.config.seed)
+            model = load_checkpoint(checkpoint) if checkpoint else Transformer(config, run.config.seed)
         model = engine.place(model, device)
     except RuntimeError as error:
         if engine.size > 1 and not is_out_of_memory(error):  # another process may have ended
@@ -134,6 +136,7 @@ class Trainer:
     def __post_init__(self):
         self.settings, self.context = self.run.config.train, self.run.config.model.max_position_embeddings
         self.device = self.model.output_weight.device
+        self.model.recompute = self.settings.recompute
         packed = self.run.config.data.pack
         self.end_of_text = None if packed else self.corpus.tokenizer.token_to_id(END_OF_TEXT)
         drawn = self.context, self.settings.batch_size, self.run.config.seed
@@ -187,6 +190,7 @@ class Trainer:
         """Continues without the positional scheme; the other weights keep their moments."""
         before, old = dict(self.model.named_parameters()), self.model
         self.model = self.engine.without_position(old)
+        self.model.recompute = self.settings.recompute
         self.optimizer = rebuild_optimizer(self.optimizer, before, self.model, self.settings, self.engine)
         if self.settings.compile and self.model is not old:
             compile_where_possible(self.model, self.engine)

@@ -25,7 +25,7 @@ except ImportError:  # Windows has no such locks
 RUNTIME_KEYS = ("name", "runs_dir", "data.cache_dir", "train.device", "train.compile", "train.log_every", "wandb.")
 RUNTIME_KEYS += ("train.eval_every", "train.checkpoint_every", "train.keep_checkpoints", "train.max_skipped_steps")
 # what the machine offers; the batch stays the same
-RUNTIME_KEYS += ("train.threads", "train.micro_batch_size", "train.parallel")
+RUNTIME_KEYS += ("train.threads", "train.micro_batch_size", "train.parallel", "train.recompute")
 # where the text is; the corpus hash tells whether text and split are the same
 RUNTIME_KEYS += ("data.source", "data.subset", "data.split", "data.text_column", "data.errors")
 

@@ -15,12 +15,12 @@ Rotation = tuple[Tensor, Tensor]  # cos and sin
 class Position(nn.Module):
     """The scheme `none`, and the seam: what a scheme may contribute, of which this one contributes nothing.
 
-    The first five hooks are functions of the positions alone, called once a pass; None: nothing. What they return holds
-    in all layers that the scheme acts in, or is a list with an entry for each layer. Positions are integers counted from
-    0; negative ones are padding, where results must be finite too. Angles and temperatures are computed in float64 and
-    cast to float32, and no result is in less, whatever dtype the model or autocast has. `features`, `kept` and
-    `content_bias` see the content, in each layer that the scheme acts in. A parameter has at least one dimension, along
-    which several processes may divide it.
+    The first five hooks are functions of the positions alone, called once a pass, `bias` for each block of the queries of
+    a long text; None: nothing. What they return holds in all layers that the scheme acts in, or is a list with an entry
+    for each layer. Positions are integers counted from 0, in each document of a row; negative ones are padding, where
+    results must be finite too. Angles and temperatures are computed in float64 and cast to float32, and no result is in
+    less, whatever dtype the model or autocast has. `features`, `kept` and `content_bias` see the content, in each layer
+    that the scheme acts in. A parameter has at least one dimension, along which several processes may divide it.
     """
 
     class Options(FrozenConfig):
@@ -99,7 +99,8 @@ class Position(nn.Module):
 
         The queries are those of the last Tq of the Tk tokens, and x (B, Tq, hidden_size) is their normed input.
         q (B, heads, Tq, d) and k (B, key heads, Tk, d) are rotated if the scheme rotates. kept: what `kept` returned, of
-        all Tk tokens. Whatever the dtype of the model or autocast, both hooks get and compute float32 or better.
+        all Tk tokens. Keys of other documents, which the mask hides, may have any positions: what comes later is told by
+        the order. Whatever the dtype of the model or autocast, both hooks get and compute float32 or better.
         """
 
     @classmethod

@@ -182,7 +182,8 @@ class CoPE(InLayers):
         self.e = nn.Parameter(torch.zeros(config.num_hidden_layers, self.options.npos, config.head_dim))
 
     def content_bias(self, layer, x, q, k, q_positions, k_positions):
-        gates = (q @ grouped(k, q).mT / q.shape[-1] ** 0.5).sigmoid() * (distances(q_positions, k_positions) >= 0)
+        gates = (q @ grouped(k, q).mT / q.shape[-1] ** 0.5).sigmoid()
+        gates = gates.tril(k.shape[-2] - q.shape[-2])  # by order: in another document a later token may stand before
         p = gates.flip(-1).cumsum(dim=-1).flip(-1).clamp(max=self.options.npos - 1)
         values = q @ self.e[layer].mT / q.shape[-1] ** 0.5  # (B, heads, Tq, npos)
         low, high = (values.gather(-1, end.long()) for end in (p.floor(), p.ceil()))
