@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import generate as program
-import sampling
 from data.tokenizer import load_tokenizer
-from model import generation
+from model import context, generation
 from model.checkpoint import find_checkpoint, load_checkpoint
+from model.context import Context
 from model.generation import generate
+from sampling import samples
 from tiny import call, trained
 
 
@@ -62,8 +63,13 @@ def refusal(capsys):
 @pytest.fixture
 def prompts(monkeypatch):
     """The ids of each prompt that is read."""
-    seen, real = [], generation.prefill
-    monkeypatch.setattr(generation, "prefill", lambda model, ids, _: seen.append(ids.tolist()) or real(model, ids, _))
+    seen, real = [], Context.read
+
+    def watching(context, prompts, copies):
+        seen.extend(prompt.tolist() for prompt in prompts)
+        return real(context, prompts, copies)
+
+    monkeypatch.setattr(Context, "read", watching)
     return seen
 
 
@@ -89,15 +95,15 @@ def test_stdout_has_the_text_and_nothing_else(output, checkpoint):
     tokenizer, model = load_tokenizer(checkpoint), load_checkpoint(checkpoint)
     prompt = torch.tensor(tokenizer.encode("that the").ids)
     steps = generate(model, prompt, 8, temperature=0.9, top_k=5, top_p=0.95, seed=3)
-    ids = [step.item() for step in steps]
+    ids = [step.ids.item() for step in steps]
     arguments = "--max-new-tokens 8 --temperature 0.9 --top-k 5 --top-p 0.95 --seed 3".split()
     got = output("--prompt", "that the", *arguments)
     assert len(ids) == 8 and got == (tokenizer.decode(ids) + "\n", "")
 
 
 def test_dtype_is_that_of_the_weights_while_decoding(output, refusal, monkeypatch, run):
-    seen, plain = [], generation.decoding_model
-    monkeypatch.setattr(generation, "decoding_model", lambda model, dtype: seen.append(dtype) or plain(model, dtype))
+    seen, plain = [], context.decoding_model
+    monkeypatch.setattr(context, "decoding_model", lambda model, dtype: seen.append(dtype) or plain(model, dtype))
     for arguments, dtype in ((["--dtype", "bfloat16"], torch.bfloat16), ([], torch.float32)):
         assert len(output("--prompt", "that the", "--max-new-tokens", 8, *arguments).out) == 9
         assert seen.pop() == dtype
@@ -133,18 +139,18 @@ def test_samples_are_set_apart_by_a_blank_line(output):
 
 
 def test_each_sample_ends_at_its_own_stop_token(output, checkpoint, tmp_path, monkeypatch):
-    """Which is no part of the text, special or not. --stats counts the tokens of the text, here in a second a step."""
+    """Which is no part of the text, special or not. --stats counts the tokens drawn, here in a second a step."""
     e = load_tokenizer(checkpoint).token_to_id("e")
     arguments = ["--prompt", "th", "--max-new-tokens", 14, "--num-samples", 5, "--temperature", 1.5]
     whole = output(*arguments).out[:-1].split("\n\n")
     folder = changed(checkpoint, tmp_path, {"config.json": {"eos_token_id": e}})
-    monkeypatch.setattr(sampling, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    monkeypatch.setattr(samples, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
     got = output(*arguments, "--stats", folder=folder)
     texts = [text.partition("e")[0] for text in whole]
     assert got.out == "\n\n".join(texts) + "\n"
     lengths = [len(text) for text in texts]
     assert len(set(lengths)) > 2
-    decoded, seconds = sum(n - 1 for n in lengths if n), min(max(lengths), 13)
+    decoded, seconds = sum(min(n, 13) for n in lengths), min(max(lengths), 13)
     assert got.err == f"prefill 2.0 tokens/s, decode {decoded / seconds:.1f} tokens/s\n"
 
 
@@ -172,7 +178,7 @@ def test_an_empty_prompt_starts_a_new_document(output, checkpoint):
     """From the end-of-text token, after which no word begins in its middle."""
     tokenizer, model = load_tokenizer(checkpoint), load_checkpoint(checkpoint)
     start = torch.tensor([tokenizer.token_to_id("<|endoftext|>")])
-    ids = [step.item() for step in generate(model, start, 6, temperature=0)]
+    ids = [step.ids.item() for step in generate(model, start, 6, temperature=0)]
     assert output("--max-new-tokens", 6, "--temperature", 0).out == tokenizer.decode(ids) + "\n"
 
 
@@ -228,13 +234,13 @@ def test_a_long_prompt_is_read_in_parts_of_bounded_size(output, byte_checkpoint,
     """8 kB; with --full 1 MB of them, which takes a quarter of an hour."""
     size = 1_000_000 if full else 8_000
     stdin(b"words of a prompt. " * (size // 19))
-    real, parts = generation.Transformer.forward, []
+    real, parts = context.Transformer.forward, []
 
     def watching(model, input_ids, cache, **options):
         parts.append((input_ids.shape[1], cache.length + input_ids.shape[1]))
         return real(model, input_ids, cache, **options)
 
-    monkeypatch.setattr(generation.Transformer, "forward", watching)
+    monkeypatch.setattr(context.Transformer, "forward", watching)
     assert output("--prompt", "-", "--max-new-tokens", 2, folder=byte_checkpoint).out.endswith("\n")
     assert max(queries * keys for queries, keys in parts) <= 2**24 and max(keys for _, keys in parts) > size * 0.99
 
