@@ -30,13 +30,13 @@ class Source:
         self.trained = config.max_position_embeddings
         self.window = int(self.trained * (rope_scaling["factor"] if rope_scaling else 1))
         self.template = find_template(folder) if chat else None
+        self.tokenizer.encode_special_tokens = not chat  # those of the template are meant, elsewhere they are text
 
     def ids(self, prompt: str, earlier: list[dict[str, str]]) -> list[int]:
         """The tokens of a prompt, in a chat after the earlier messages. InputError: there is none, or not in the model."""
         if self.template is None:
             ids = encode(self.tokenizer, prompt)
         else:
-            self.tokenizer.encode_special_tokens = False  # the template's are meant, and as `transformers` does it, all
             text = chat_text(self.folder, self.template, [*earlier, {"role": "user", "content": prompt}])
             ids = encode(self.tokenizer, text, add_special_tokens=False)
         self._check(ids)
