@@ -99,7 +99,7 @@ class Sampler:
         # A special token has no text that could be found: its name stands for it.
         named = {source.tokenizer.token_to_id(text) for text in special_tokens(source.tokenizer) & {*stop}}
         self.stop_ids = {*source.stop, *named & {*source.drawn}}
-        self.printed, self.warned = 0, False
+        self.printed = self.warned = False
         self.read = self.made = self.reading = self.making = 0  # tokens, and seconds
 
     def print_all(self, prompts: list[str]) -> None:
@@ -117,38 +117,29 @@ class Sampler:
         """Prints the samples of line after line from stdin, until its end or Ctrl-C; in a chat each goes on from the last."""
         messages = []
         with suppress(KeyboardInterrupt):
-            while (prompt := read_line()) is not None:
+            while True:
                 try:
-                    self.printed = 0
+                    if (prompt := read_line()) is None:
+                        return
+                    self.printed = False
                     answer = self.print([(prompt, self.ids(prompt, messages))])[0].text
                     messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
                 except InputError as error:
                     print("error:", printable(str(error)), file=sys.stderr)
 
     def ids(self, prompt: str, earlier: list[dict[str, str]] = ()) -> list[int]:
-        """As `Source.ids`. Warns once, or InputError, where the samples would pass what the model was trained on."""
+        """As `Source.ids`. InputError: its samples could pass the window, or all positions, where they must not."""
         ids = self.source.ids(prompt, earlier)
-        length, window, limit = (
-            len(ids) + self.max_new_tokens,
-            self.source.window,
-            self.source.model.position.max_length,
-        )
-        if length > window and self.overflow == "error":
+        length, limit = len(ids) + self.max_new_tokens, self.source.model.position.max_length
+        if self.overflow == "error" and length > (window := self.source.window):
             raise InputError(
                 f"--overflow error: {length} tokens with the prompt, but the model was trained on {window}"
             )
-        if self.overflow == "continue":
-            if limit is not None and length > limit:
-                raise InputError(
-                    f"--max-new-tokens: {length} tokens with the prompt, but the model has {limit} positions; "
-                    "--overflow window goes on past them"
-                )
-            if length > window and not self.warned:
-                trained, self.warned = self.source.trained, True
-                print(
-                    f"warning: longer than the {trained} tokens of context that the model was trained on",
-                    file=sys.stderr,
-                )
+        if self.overflow == "continue" and limit is not None and length > limit:
+            raise InputError(
+                f"--max-new-tokens: {length} tokens with the prompt, but the model has {limit} positions; "
+                "--overflow window goes on past them"
+            )
         return ids
 
     def batches(self, prompts: list[tuple[str, list[int]]]) -> Iterator[list[tuple[str, list[int]]]]:
@@ -170,6 +161,12 @@ class Sampler:
             for text, ids in prompts
             for _ in range(self.num_samples)
         ]
+        longest = max(len(ids) for _, ids in prompts) + self.max_new_tokens
+        if self.overflow == "continue" and longest > self.source.window and not self.warned:
+            trained, self.warned = self.source.trained, True
+            print(
+                f"warning: longer than the {trained} tokens of context that the model was trained on", file=sys.stderr
+            )
         first, clock = samples[0], [time.perf_counter()]
         if self.printed and not self.as_json:
             print()

@@ -9,13 +9,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from data.config import TokenizerConfig
 from data.tokenizer import train_tokenizer
 from model.cache import Cache
 from model.context import Context, decoding_model
-from model.generation import generate, probabilities, sample_token
+from model.generation import generate, penalized, probabilities, sample_token
 from sampling.stream import TextStream
+from tiny import draw
 
 
 def generators(count):
@@ -75,6 +84,49 @@ def test_top_p_counts_what_top_k_left():
     """Of 4 : 3 : 2 : 1 the two likeliest are 0.57 and 0.43 of what top_k = 2 keeps: 0.5 is reached by the first."""
     probs = torch.tensor([0.4, 0.3, 0.2, 0.1])
     assert probabilities(probs.log(), 1.0, 2, 0.5).tolist() == [1, 0, 0, 0]
+
+
+def test_min_p_keeps_what_is_near_the_likeliest():
+    """Exact powers of two, so that the edge is one: a quarter of 1/2 is 1/8."""
+    probs = torch.tensor([0.125, 0.5, 0.125, 0.25])
+    for min_p, kept in ((0.25, probs), (0.26, torch.tensor([0, 2 / 3, 0, 1 / 3])), (1.0, torch.tensor([0.0, 1, 0, 0]))):
+        torch.testing.assert_close(probabilities(probs.log(), 1.0, min_p=min_p), kept)
+
+
+def test_filters_that_are_off_change_no_bit():
+    """Of 3,000 tokens, whose sum of probabilities reaches 1 before the last of them."""
+    logits = draw(4, 3000, dtype=torch.float32) * 3
+    off = probabilities(logits, 1.0, top_k=0, top_p=1.0, min_p=0.0)
+    assert torch.equal(off, (logits - logits.amax(-1, keepdim=True)).softmax(-1)) and (off > 0).all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_penalty_and_filters_are_those_of_transformers_in_its_order(seed):
+    """Penalty, temperature, top-k, top-p, min-p: any two of them exchanged keep other tokens for some seed."""
+    logits, ids = (
+        2 * draw(6, 40, seed=seed, dtype=torch.float32),
+        torch.randint(40, (6, 9), generator=torch.Generator().manual_seed(seed)),
+    )
+    seen = torch.zeros(6, 40, dtype=torch.bool).scatter(1, ids, True)
+    theirs = LogitsProcessorList(
+        [
+            RepetitionPenaltyLogitsProcessor(1.7),
+            TemperatureLogitsWarper(0.7),
+            TopKLogitsWarper(20),
+            TopPLogitsWarper(0.9),
+            MinPLogitsWarper(0.1),
+        ]
+    )
+    expected = theirs(ids, logits.clone()).softmax(-1)
+    got = probabilities(penalized(logits, seen, 1.7), 0.7, top_k=20, top_p=0.9, min_p=0.1)
+    assert torch.equal(got > 0, expected > 0) and (got > 0).sum() > 12
+    torch.testing.assert_close(got, expected)
+
+
+def test_a_penalty_never_rewards():
+    """Dividing a negative logit would make a token likelier that has been there."""
+    logits = torch.tensor([4.0, -4.0, 0.0, 1.0])
+    assert penalized(logits, torch.tensor([True, True, True, False]), 2.0).tolist() == [2.0, -8.0, 0.0, 1.0]
 
 
 def test_frequencies_of_draws_are_the_probabilities():
@@ -187,6 +239,49 @@ def test_a_stop_token_is_drawn_though_no_text_has_it(tiny_model, tokens):
     assert rows(generate(model, tokens(3), 9, stop_ids=[40], token_ids=range(9))).tolist() == [[3, 40]]
 
 
+@pytest.mark.parametrize("penalize_prompt", [True, False])
+def test_the_penalty_counts_each_token_there_has_been(penalize_prompt, tiny_model, tokens):
+    """Against the processor of transformers on full passes, in rows of two prompts."""
+    model, prompts = tiny_model(), [tokens(6), tokens(9, seed=1)]
+    options = dict(temperature=0, repetition_penalty=1.5, penalize_prompt=penalize_prompt)
+    made = rows(generate(model, prompts, 12, num_samples=2, **options))
+    assert not torch.equal(made[:1], rows(generate(model, prompts[0], 12, temperature=0)))
+    for ids, row in zip(prompts, made[::2]):
+        processor = RepetitionPenaltyLogitsProcessor(1.5, None if penalize_prompt else len(ids))
+        for token in row:
+            with torch.no_grad():
+                scores = processor(ids[None], model(ids[None])[:, -1])
+            assert scores.argmax() == token
+            ids = torch.cat((ids, token[None]))
+
+
+@pytest.mark.parametrize("scheme_and_attention", [("rope", "softmax"), ("alibi", "softmax"), ("none", "linear")])
+def test_a_prompt_has_the_same_samples_among_others(scheme_and_attention, tiny_model, tokens):
+    """Left padding that leaks, a cache row of another prompt, random numbers that depend on the place in the batch."""
+    scheme, attention = scheme_and_attention
+    model = tiny_model(scheme, attention=attention, initializer_range=0.05)
+    prompts = [tokens(n, seed=n) for n in (5, 1, 12, 5)]
+    together = list(generate(model, prompts, 8, num_samples=2, seed=4))
+    for number, prompt in enumerate(prompts):
+        alone, part = generate(model, prompt, 8, num_samples=2, seed=4), slice(2 * number, 2 * number + 2)
+        for step, one in zip(together, alone):
+            assert torch.equal(step.ids[part], one.ids)
+            torch.testing.assert_close(step.logprobs[part], one.logprobs, rtol=0, atol=1e-10)
+
+
+def test_log_probabilities_are_the_model_s_own(tiny_model, tokens):
+    """At temperature 1, whatever penalty and filters made of them, and with what may not be drawn."""
+    model, prompt = tiny_model(), tokens(5)
+    options = dict(temperature=0.3, top_k=9, top_p=0.8, min_p=0.05, repetition_penalty=1.4, token_ids=range(40))
+    steps = list(generate(model, prompt, 9, num_samples=3, **options))
+    made = torch.stack([step.ids for step in steps], dim=1)
+    with torch.no_grad():
+        logits = model(torch.cat((prompt.expand(3, -1), made), dim=1))[:, 4:-1]
+    expected = logits.log_softmax(-1).gather(-1, made[..., None])[..., 0]
+    got = torch.stack([step.logprobs for step in steps], dim=1)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+
+
 # From tokens to text
 
 
@@ -291,6 +386,42 @@ def test_streamed_text_keeps_the_space_of_its_first_word(prompt):
     assert tokenizer.decode([1]) == "b"
     pieces = pieces_of(tokenizer, tokenizer.encode(prompt).ids, [1, 0, 1])
     assert pieces == [" b", " a", " b", ""]
+
+
+def cut(text, stops):
+    """The text before the first stop text to be complete, read character by character."""
+    for end in range(1, len(text) + 1):
+        for start in range(end):
+            if text[start:end] in stops:
+                return text[:start]
+    return text
+
+
+def test_a_stop_text_is_cut_exactly_whatever_tokens_it_comes_in():
+    """Across tokens, within one, at once with text after it, one inside another; and no piece of it is given early."""
+    words = ["a", "b", "c", "ab", "ba", "bc", "aab", "abcab", "ccc"]
+    tokenizer, rng = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)})), random.Random(0)
+    tokenizer.decoder = decoders.Fuse()
+    stopped = 0
+    for _ in range(1500):
+        ids = rng.choices(range(len(words)), k=rng.randrange(12))
+        stops = ["".join(rng.choices("abc", k=rng.randrange(1, 5))) for _ in range(rng.randrange(4))]
+        text, stream, given = "".join(words[n] for n in ids), TextStream(tokenizer, [0], stops), ""
+        for n, token in enumerate(ids):
+            given += stream.write(token)
+            whole = "".join(words[each] for each in ids[: n + 1])
+            assert cut(whole, stops).startswith(given) and stream.stopped == (cut(whole, stops) != whole)
+            assert given == cut(whole, stops) or any(stop.startswith(whole[len(given) :]) for stop in stops)
+        assert given + stream.finish() == cut(text, stops)
+        stopped += stream.stopped
+    assert 500 < stopped < 1400
+
+
+def test_a_stop_text_may_come_with_the_last_bytes():
+    """They wait for a token of another kind, or for the end."""
+    tokenizer, face = fallback_tokenizer(), list("😀".encode())
+    assert pieces_of(tokenizer, [257], [257, *face], ["😀"]) == [" a", "", "", "", "", ""]
+    assert "".join(pieces_of(tokenizer, [257], [257, *face, 257], ["a😀"])) == " "
 
 
 # Weights in half precision
