@@ -84,7 +84,7 @@ class Context:
         """How many of a prompt's first tokens the cache holds as reading them would; it forgets the others."""
         if self.ids is None or len(self.ids) > 1 or len(ids) > 1 or self.rolled or self.decoding is not self.model:
             return 0
-        count = min(self.ids.shape[1], ids.shape[1] - 1)  # the last is read for its logits
+        count = min(self.cache.length, ids.shape[1] - 1)  # the last is read for its logits
         same = (self.ids[0, :count] == ids[0, :count]).cumprod(dim=0).sum().item()
         self.cache.set_back(same)
         return self.cache.length

@@ -21,7 +21,7 @@ from sampling.prompts import read_line
 from sampling.source import Source
 from sampling.stream import TextStream, special_tokens
 
-BATCH_TOKENS = 2**14  # in the cache of a batch of prompts; bounds memory
+BATCH_TOKENS = 2**13  # in the cache of a batch of prompts; bounds memory
 
 
 def sample(folder: Path, max_new_tokens: int = 128) -> str:
@@ -45,7 +45,8 @@ class Sample:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
-    shown: int = 0
+    shown: int = 0  # characters
+    is_shown: bool = False
 
     def take(self, token: int, logprob: float, reason: str | None) -> None:
         """Takes in a token; reason: why it, which then is no text, ends the sample."""
@@ -62,9 +63,11 @@ class Sample:
             self.finish_reason = "stop" if self.stream.stopped else reason
 
     def show(self) -> None:
-        """Prints the text that is new, and ends the line if it is whole."""
-        print(self.text[self.shown :], end="\n" if self.finish_reason else "", flush=True)
-        self.shown = len(self.text)
+        """Prints the text that is new, and ends the line once it is whole."""
+        if not self.is_shown:
+            self.is_shown = self.finish_reason is not None
+            print(self.text[self.shown :], end="\n" if self.is_shown else "", flush=True)
+            self.shown = len(self.text)
 
     def row(self) -> str:
         """A line of JSON."""
@@ -132,9 +135,7 @@ class Sampler:
         ids = self.source.ids(prompt, earlier)
         length, limit = len(ids) + self.max_new_tokens, self.source.model.position.max_length
         if self.overflow == "error" and length > (window := self.source.window):
-            raise InputError(
-                f"--overflow error: {length} tokens with the prompt, but the model was trained on {window}"
-            )
+            raise InputError(f"--overflow error: {length} tokens with the prompt, but the window is {window}")
         if self.overflow == "continue" and limit is not None and length > limit:
             raise InputError(
                 f"--max-new-tokens: {length} tokens with the prompt, but the model has {limit} positions; "
@@ -156,21 +157,35 @@ class Sampler:
 
     def print(self, prompts: list[tuple[str, list[int]]]) -> list[Sample]:
         """Prints the samples of a batch of prompts and their tokens, the first one's text token by token."""
-        samples = [
-            Sample(text, TextStream(self.source.tokenizer, ids, self.stop))
-            for text, ids in prompts
-            for _ in range(self.num_samples)
-        ]
-        longest = max(len(ids) for _, ids in prompts) + self.max_new_tokens
+        tokenizer, longest = self.source.tokenizer, max(len(ids) for _, ids in prompts) + self.max_new_tokens
         if self.overflow == "continue" and longest > self.source.window and not self.warned:
             trained, self.warned = self.source.trained, True
             print(
                 f"warning: longer than the {trained} tokens of context that the model was trained on", file=sys.stderr
             )
-        first, clock = samples[0], [time.perf_counter()]
+        samples = [
+            Sample(text, TextStream(tokenizer, ids, self.stop))
+            for text, ids in prompts
+            for _ in range(self.num_samples)
+        ]
         if self.printed and not self.as_json:
             print()
         self.printed = True
+        for _ in self.grown(samples, prompts):
+            if not self.as_json:
+                samples[0].show()
+        for number, sample in enumerate(samples):
+            sample.finish("length")
+            if self.as_json:
+                print(sample.row(), flush=True)
+            else:
+                print(end="\n" if number else "")
+                sample.show()
+        return samples
+
+    def grown(self, samples: list[Sample], prompts: list[tuple[str, list[int]]]) -> Iterator[None]:
+        """Yields whenever the samples have grown by a token, until all have ended."""
+        clock = [time.perf_counter()]
         for step in generate(
             self.context,
             [torch.tensor(ids, device=self.device) for _, ids in prompts],
@@ -181,29 +196,17 @@ class Sampler:
             **self.others,
         ):
             clock.append(time.perf_counter())
-            growing = [
-                each for each in zip(samples, step.ids.tolist(), step.logprobs.tolist()) if not each[0].finish_reason
-            ]
-            for sample, token, logprob in growing:
-                ends = token in self.stop_ids and ("eos" if token in self.source.stop else "stop")
-                sample.take(token, logprob, ends or None)
-            if growing[0][0] is first and not self.as_json:
-                first.show()
-            if all(sample.finish_reason for sample, *_ in growing):
+            for sample, token, logprob in zip(samples, step.ids.tolist(), step.logprobs.tolist()):
+                if sample.finish_reason is None:
+                    is_end = token in self.stop_ids
+                    sample.take(token, logprob, ("eos" if token in self.source.stop else "stop") if is_end else None)
+            yield
+            if all(sample.finish_reason for sample in samples):
                 break
-        for sample in samples:
-            shown = sample is first and sample.finish_reason
-            sample.finish("length")
-            if self.as_json:
-                print(sample.row(), flush=True)
-            elif not shown:
-                print(end="" if sample is first else "\n")
-                sample.show()
         self.read += sum(len(ids) for _, ids in prompts)
         self.made += sum(len(sample.ids) - 1 for sample in samples)
         self.reading += clock[1] - clock[0]
         self.making += clock[-1] - clock[1]
-        return samples
 
     def speeds(self) -> str:
         """Tokens read and made per second; the first of each sample comes from reading."""

@@ -311,7 +311,7 @@ def test_past_the_window_a_text_goes_on_as_told(output, refusal, run, checkpoint
     prompt = load_tokenizer(checkpoint).encode("that the").ids
     arguments = ["--prompt", "that the", "--max-new-tokens", 20, "--temperature", 0, "--overflow"]
     message = refusal(run, *arguments, "error")
-    assert "--overflow error: 28 tokens with the prompt, but the model was trained on 16" in message
+    assert "--overflow error: 28 tokens with the prompt, but the window is 16" in message
     for overflow in ("window", "roll"):
         reader = Context(load_checkpoint(checkpoint), window=16, overflow=overflow)
         steps = generate(reader, torch.tensor(prompt), 20, temperature=0)
