@@ -78,9 +78,23 @@ def test_rolling_in_one_layer_is_a_pass_over_the_tokens_kept(scheme, tiny_model,
 
 
 def test_rolling_in_many_layers_only_forgets(scheme, tiny_model, tokens, monkeypatch):
-    """Of a scheme that sees differences alone, at positions that go on and with keys that nobody turned."""
+    assert_rolling_only_forgets(tiny_model(scheme, max_position_embeddings=WINDOW), tokens(30), monkeypatch)
+
+
+@pytest.mark.parametrize("options", [
+    {"scheme": "rope", "every": 2},
+    {"scheme": "rope", "layout": "interleaved", "fraction": 0.5},
+    {"scheme": "rope", "scaling": {"rope_type": "yarn", "factor": 4}},
+    {"scheme": "learned_theta", "per_layer": True},
+    {"scheme": "window", "every": 2, "window": 5},
+], ids=str)  # fmt: skip
+def test_keys_are_turned_where_and_as_they_were(options, tiny_model, tokens, monkeypatch):
+    assert_rolling_only_forgets(tiny_model(options, max_position_embeddings=WINDOW), tokens(30), monkeypatch)
+
+
+def assert_rolling_only_forgets(model, ids, monkeypatch):
+    """Of a scheme that sees differences alone: against positions that go on, and keys that nobody turned."""
     monkeypatch.setattr(context, "KEPT_FIRST", 0)
-    model, ids = tiny_model(scheme, num_hidden_layers=2, max_position_embeddings=WINDOW), tokens(30)
     reader = rolling(model)
     if reader is None or not model.position.shift_invariant:
         return
