@@ -3,7 +3,7 @@
     pip install gguf
     python docs/from_gguf.py MODEL.gguf FOLDER
 
-Weights are dequantized to float32, so that the folder is that quantized model to the bit, at several times the size.
+Weights are dequantized to float32: the folder holds the quantized model, at several times the size.
 llama.cpp pairs channels 2i and 2i + 1 where Hugging Face pairs i and i + d/2: rows of queries and keys go back.
 """
 

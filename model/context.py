@@ -37,6 +37,7 @@ class Context:
         self.model = model if model.output_weight.device.type == "cpu" else self.decoding
         self.window, self.overflow = window, overflow
         self.cache, self.rolled = Cache(), False
+        self.known = 0  # tokens of the last prompt that were not read again
         self.ids: Tensor | None = None  # (rows, T), what the cache holds, or held before it rolled
         self.pads: Tensor | None = None  # (rows, 1), how many of them are padding; None: none
         if overflow == "roll":
@@ -61,7 +62,7 @@ class Context:
             raise ValueError(f"prompts of different lengths past a window: overflow {self.overflow!r}")
         if self.overflow == "window":
             ids = ids[:, -self.window :]
-        known = self._known(ids)
+        self.known = known = self._known(ids)
         if not known:
             self.cache, self.rolled = Cache(), False
         self.ids, self.pads = ids, pads if uneven else None

@@ -203,7 +203,7 @@ class Sampler:
             yield
             if all(sample.finish_reason for sample in samples):
                 break
-        self.read += sum(len(ids) for _, ids in prompts)
+        self.read += sum(len(ids) for _, ids in prompts) - self.context.known
         self.made += sum(len(sample.ids) - 1 for sample in samples)
         self.reading += clock[1] - clock[0]
         self.making += clock[-1] - clock[1]

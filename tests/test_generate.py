@@ -367,7 +367,7 @@ def test_an_interrupt_within_an_answer_ends_quietly(output, monkeypatch):
 
 
 def test_a_conversation_is_in_the_template_and_read_once(output, byte_checkpoint, tmp_path, monkeypatch):
-    """Each prompt follows the earlier ones and their answers, of which the cache keeps what it has."""
+    """Each prompt follows the earlier ones and their answers, of which the cache keeps what it has; here in a second."""
     folder = changed(byte_checkpoint, tmp_path, {"config.json": {"max_position_embeddings": 512}})
     template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}a:"
     (folder / "chat_template.jinja").write_text(template)
@@ -379,10 +379,12 @@ def test_a_conversation_is_in_the_template_and_read_once(output, byte_checkpoint
 
     monkeypatch.setattr(context.Transformer, "forward", watching)
     monkeypatch.setattr(generation, "sample_token", lambda *_: torch.tensor([next(made)]))
+    monkeypatch.setattr(samples, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
     talk(monkeypatch, b"one\n", b"two\n")
-    got = output("--interactive", "--chat", "--max-new-tokens", 4, "--json", folder=folder)
+    got = output("--interactive", "--chat", "--max-new-tokens", 4, "--json", "--stats", folder=folder)
     assert [(row["prompt"], row["text"]) for row in rows(got.out)] == [("one", "yes!"), ("two", "no.?")]
     assert bytes(read) == b"u:one\na:yes!\nu:two\na:no."
+    assert got.err.startswith("prefill 9.0 tokens/s")  # of u:one, a: and then ! u:two, a:
 
 
 def test_a_reader_who_leaves_ends_the_program_quietly(run):
