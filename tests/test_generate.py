@@ -257,6 +257,13 @@ def test_each_prompt_of_a_file_has_the_samples_that_it_has_alone(output, prompts
         assert one.pop("logprobs") == pytest.approx(other.pop("logprobs"), abs=1e-5) and one == other
 
 
+def test_prompts_of_a_file_pass_the_window_each_for_itself(output, tmp_path):
+    (tmp_path / "p.txt").write_text("\n".join(PROMPTS))
+    arguments = ["--max-new-tokens", 12, "--overflow", "roll", "--json"]
+    alone = "".join(output("--prompt", prompt, *arguments).out for prompt in PROMPTS)
+    assert output("--prompts-file", tmp_path / "p.txt", *arguments).out == alone
+
+
 def test_texts_of_many_prompts_are_set_apart_by_a_blank_line(output, tmp_path):
     (tmp_path / "p.txt").write_text("he\nthe")
     arguments = ["--max-new-tokens", 5, "--num-samples", 2]
@@ -541,7 +548,7 @@ def test_tokens_added_beyond_the_model_are_not_drawn_and_name_no_end(output, ref
     tokenizer = load_tokenizer(copy)
     tokenizer.add_special_tokens(["<pad>"])
     tokenizer.save(str(copy / "tokenizer.json"))
-    assert len(output("--prompt", "he", "--max-new-tokens", 5, folder=copy).out) > 1
+    assert len(output("--prompt", "he", "--max-new-tokens", 5, "--stop", "<pad>", folder=copy).out) > 1
     copy = changed(copy, tmp_path / "b", {"tokenizer_config.json": {"eos_token": "<pad>"}})
     assert "tokenizer_config.json: has token id 257, but the model" in refusal(copy, "--prompt", "he")
 
