@@ -364,6 +364,12 @@ def test_a_line_after_another_is_answered_as_alone(output, monkeypatch, end):
     assert got.err == "error: the tokenizer has no token for '\\xe9'\nerror: stdin is not UTF-8 at byte 0\n"
 
 
+def test_answers_have_a_line_each(output, monkeypatch):
+    talk(monkeypatch, b"that\n", b"he")
+    answers = [output("--prompt", prompt, "--max-new-tokens", 5).out for prompt in ("that", "he")]
+    assert output("--interactive", "--max-new-tokens", 5) == ("".join(answers), "")
+
+
 def test_an_interrupt_within_an_answer_ends_quietly(output, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
