@@ -4,8 +4,9 @@ import sys
 from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 
-from base import ArgumentParser, InputError, input_errors_end_the_program
+from base import ArgumentParser, input_errors_end_the_program
 from model.threads import share_the_cores
+from sampling.prompts import read_prompt, read_prompts
 
 
 def number(kind: type, allowed: str, is_allowed):
@@ -32,22 +33,61 @@ def rope_scaling(text: str) -> dict:
         raise ArgumentTypeError(f"expected METHOD:FACTOR, such as yarn:4, got {text!r}") from None
 
 
+def text(argument: str) -> str:
+    """An argparse type: a text that is not empty."""
+    if not argument:
+        raise ArgumentTypeError("expected a text, got ''")
+    return argument
+
+
 def parse_arguments() -> Namespace:
     count = number(int, "a whole number of 1 or more", lambda n: n >= 1)
+    top_k = number(int, "a whole number of 0 or more", lambda n: n >= 0)
     temperature = number(float, "a number of 0 or more", lambda t: 0 <= t < float("inf"))
-    probability = number(float, "a number in (0, 1]", lambda p: 0 < p <= 1)
+    positive = number(float, "a number above 0", lambda p: 0 < p < float("inf"))
+    top_p = number(float, "a number in (0, 1]", lambda p: 0 < p <= 1)
+    min_p = number(float, "a number in [0, 1]", lambda p: 0 <= p <= 1)
     seed = number(int, "a whole number of 0 or more, below 2^63", lambda n: 0 <= n < 2**63)
-    parser = ArgumentParser(description="Sample text from a run, a checkpoint or a Hugging Face folder.")
+    parser = ArgumentParser(
+        description="Sample text from a run, a checkpoint or a Hugging Face folder.",
+        epilog="The logits pass the repetition penalty, the temperature, --top-k, --top-p and --min-p, in this order: "
+        "the temperature comes before the filters, as in transformers; llama.cpp has it last.",
+    )
     add = parser.add_argument
     add("folder", type=Path, metavar="FOLDER")
+    prompts = parser.add_mutually_exclusive_group()
     prompt_help = "the text to continue; -: read it from stdin; empty: a new document"
-    add("--prompt", default="", metavar="TEXT", help=prompt_help)
+    prompts.add_argument("--prompt", default="", metavar="TEXT", help=prompt_help)
+    file_help = 'a prompt in each line, or in a .jsonl file as "prompt" of each object; read in batches'
+    prompts.add_argument("--prompts-file", type=Path, metavar="FILE", help=file_help)
+    interactive_help = "read a prompt from each line of stdin and answer it; Ctrl-C ends"
+    prompts.add_argument("--interactive", action="store_true", help=interactive_help)
+    chat_help = (
+        "a prompt is a message to an instruct model, in the folder's chat template; --interactive: a conversation"
+    )
+    add("--chat", action="store_true", help=chat_help)
     add("--max-new-tokens", type=count, default=256, metavar="N", help="default 256")
+    stop_help = "end before this text; may be given several times"
+    add("--stop", type=text, action="append", default=[], metavar="TEXT", help=stop_help)
+    penalty_help = "divide positive logits of tokens there have been by P, multiply negative ones; default 1: off"
+    add("--repetition-penalty", type=positive, default=1.0, metavar="P", help=penalty_help)
+    spared_help = "the repetition penalty counts new tokens only, not the prompt's"
+    add("--spare-prompt", dest="penalize_prompt", action="store_false", help=spared_help)
     add("--temperature", type=temperature, default=0.8, metavar="T", help="0 takes the likeliest token; default 0.8")
-    add("--top-k", type=count, metavar="K", help="sample among the K likeliest tokens")
-    add("--top-p", type=probability, metavar="P", help="sample among the fewest tokens whose probabilities reach P")
+    add("--top-k", type=top_k, default=0, metavar="K", help="sample among the K likeliest tokens; default 0: off")
+    top_p_help = "sample among the fewest tokens whose probabilities reach P; default 1: off"
+    add("--top-p", type=top_p, default=1.0, metavar="P", help=top_p_help)
+    min_p_help = "sample among tokens at least P times as likely as the likeliest; default 0: off"
+    add("--min-p", type=min_p, default=0.0, metavar="P", help=min_p_help)
     add("--seed", type=seed, default=0, metavar="S", help="the same seed gives the same text; default 0")
-    add("--num-samples", type=count, default=1, metavar="N", help="default 1")
+    add("--num-samples", type=count, default=1, metavar="N", help="of each prompt; default 1")
+    overflow_help = (
+        "past the trained context: error; window: read its last N tokens again for each new one; roll: forget the "
+        "oldest but the first four; continue: go on at positions not trained, with a warning; default continue"
+    )
+    add("--overflow", choices=("error", "window", "roll", "continue"), default="continue", help=overflow_help)
+    json_help = "print a line of JSON for each sample: prompt, text, ids, logprobs (of the model alone), finish_reason"
+    add("--json", dest="as_json", action="store_true", help=json_help)
     scaling_help = "reach FACTOR times the trained length by linear, ntk, yarn or llama3 scaling of a model with rope"
     add("--rope-scaling", type=rope_scaling, metavar="METHOD:FACTOR", help=scaling_help)
     dtype_help = "of the weights while decoding; bfloat16 reads half the memory; default float32"
@@ -56,27 +96,19 @@ def parse_arguments() -> Namespace:
     return parser.parse_args()
 
 
-def read_prompt(argument: str) -> str:
-    """The text of --prompt, or of stdin for "-". InputError: not UTF-8."""
-    try:
-        if argument == "-":
-            return sys.stdin.buffer.read().decode("utf-8")
-        argument.encode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"--prompt -: stdin is not UTF-8 at byte {error.start}") from None
-    except UnicodeEncodeError as error:
-        raise InputError(f"--prompt: not UTF-8 at character {error.start}") from None
-    return argument
-
-
 def main() -> None:
     with input_errors_end_the_program():
         args = vars(parse_arguments())
-        prompt = read_prompt(args.pop("prompt"))
-        from sampling import print_samples  # and torch, which takes a second; --help is answered without it
+        prompt, file, interactive, stats = (args.pop(key) for key in ("prompt", "prompts_file", "interactive", "stats"))
+        prompts = read_prompts(file) if file else [] if interactive else [read_prompt(prompt)]
+        from sampling.samples import Sampler  # and torch, which takes a second; --help is answered without it
+        from sampling.source import Source
 
         sys.stdout.reconfigure(encoding="utf-8")
-        print_samples(args.pop("folder"), prompt, **args)
+        sampler = Sampler(Source(*(args.pop(key) for key in ("folder", "rope_scaling", "chat"))), **args)
+        sampler.print_answers() if interactive else sampler.print_all(prompts)
+        if stats:
+            print(sampler.speeds(), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def main() -> None:
         args = parse_arguments()
         # Here because these take seconds: --help and a wrong command line are answered at once.
         from configs import load_config
-        from sampling import sample
+        from sampling.samples import sample
         from training.loop import train
 
         config = load_config(args.config, args.overrides)

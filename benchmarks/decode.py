@@ -112,7 +112,7 @@ def bits_per_byte_decoded(run: Path, dtype, count: int = 4096) -> float:
     from data.corpus import load_corpus
     from model.cache import Cache
     from model.checkpoint import find_checkpoint, load_checkpoint
-    from model.generation import decoding_model
+    from model.context import decoding_model
     from training.evaluation import bits_per_byte
 
     corpus = load_corpus(load_config(run / "config.yaml").data)

@@ -15,6 +15,7 @@ import torch
 
 from configs import TrainConfig
 from model.config import ModelConfig
+from model.context import Context
 from model.device import pick_device
 from model.generation import generate
 from model.transformer import Transformer
@@ -77,7 +78,7 @@ def training(optimizer_name: str, compiled: bool, rate: float) -> dict:
 def sampling(count: int, dtype: torch.dtype) -> dict:
     model = Transformer(ModelConfig(**SHAPE, max_position_embeddings=CONTEXT)).to(DEVICE)
     prompt, new = torch.zeros(64, dtype=torch.long, device=DEVICE), 4 * STEPS
-    taken = median(lambda: list(generate(model, prompt, new, num_samples=count, dtype=dtype)), 3)
+    taken = median(lambda: list(generate(Context(model, dtype), prompt, new, num_samples=count)), 3)
     return {"samples": count, "weights": str(dtype), "tokens/s": f"{count * new / taken:,.0f}"}
 
 

@@ -39,13 +39,13 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids of a text, plus any that another model's post-processor adds (ours have none).
+def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+    """Token ids of a text, plus any that another model's post-processor adds (ours have none), unless told not to.
 
     InputError: characters that are not in a char tokenizer's vocabulary.
     """
     try:
-        return tokenizer.encode(text).ids
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
     except Exception:  # tokenizers raises nothing narrower
         unknown = sorted(set(text) - tokenizer.get_vocab().keys(), key=text.index)
         raise InputError(f"the tokenizer has no token for {', '.join(map(ascii, unknown[:5]))}") from None

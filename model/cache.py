@@ -1,5 +1,7 @@
 """What attention keeps of the tokens it has seen."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -52,6 +54,21 @@ class Cache:
         seen = positions[..., :0] if self.positions is None else self.positions[..., : self.length]
         self.positions = torch.cat((seen.expand(*positions.shape[:-1], -1), positions), dim=-1)
         return self.positions
+
+    def set_back(self, length: int) -> None:
+        """Forgets all tokens after the first `length`; or all tokens, where sums cannot forget some."""
+        self.length = 0 if self.summed and length < self.length else length
+
+    def forget(self, first: int, count: int, turned: Callable[[int, Tensor], Tensor]) -> None:
+        """Forgets `count` tokens after the `first` ones; those after them move up by as many positions.
+
+        turned(layer, keys) gives the keys (batch, heads, T, any) of those that move as they are where they move to.
+        """
+        kept, self.length = slice(first + count, self.length), self.length - count
+        for layer, stored in self.layers.items():
+            keys, *others = (each[..., kept, :].clone() for each in stored)
+            for each, moved in zip(stored, (turned(layer, keys), *others)):
+                each[..., first : self.length, :] = moved
 
     def repeat(self, times: int) -> None:
         """Repeats every row of the batch: one prefill serves many samples."""

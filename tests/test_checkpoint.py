@@ -176,7 +176,7 @@ def test_a_padded_batch_in_transformers_gives_each_prompt_its_own_text(tiny_mode
     alone = []
     for prompt in prompts:
         ids = torch.tensor(tokenizer.encode(prompt).ids)
-        alone.append([id.item() for id in generate(model, ids, 8, temperature=0)])
+        alone.append([step.ids.item() for step in generate(model, ids, 8, temperature=0)])
     writer = pipeline("text-generation", str(tmp_path / "c"))
     texts = writer(prompts, batch_size=2, max_new_tokens=8, do_sample=False, return_full_text=False)
     assert [text[0]["generated_text"] for text in texts] == [tokenizer.decode(ids) for ids in alone]

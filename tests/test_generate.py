@@ -4,19 +4,22 @@ import io
 import itertools
 import json
 import shutil
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import generate as program
-import sampling
 from data.tokenizer import load_tokenizer
-from model import generation
-from model.checkpoint import find_checkpoint, load_checkpoint
+from model import context, generation
+from model.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
+from model.context import Context
 from model.generation import generate
+from sampling import samples
 from tiny import call, trained
 
 
@@ -62,8 +65,13 @@ def refusal(capsys):
 @pytest.fixture
 def prompts(monkeypatch):
     """The ids of each prompt that is read."""
-    seen, real = [], generation.prefill
-    monkeypatch.setattr(generation, "prefill", lambda model, ids, _: seen.append(ids.tolist()) or real(model, ids, _))
+    seen, real = [], Context.read
+
+    def watching(context, prompts, copies):
+        seen.extend(prompt.tolist() for prompt in prompts)
+        return real(context, prompts, copies)
+
+    monkeypatch.setattr(Context, "read", watching)
     return seen
 
 
@@ -89,15 +97,15 @@ def test_stdout_has_the_text_and_nothing_else(output, checkpoint):
     tokenizer, model = load_tokenizer(checkpoint), load_checkpoint(checkpoint)
     prompt = torch.tensor(tokenizer.encode("that the").ids)
     steps = generate(model, prompt, 8, temperature=0.9, top_k=5, top_p=0.95, seed=3)
-    ids = [step.item() for step in steps]
+    ids = [step.ids.item() for step in steps]
     arguments = "--max-new-tokens 8 --temperature 0.9 --top-k 5 --top-p 0.95 --seed 3".split()
     got = output("--prompt", "that the", *arguments)
     assert len(ids) == 8 and got == (tokenizer.decode(ids) + "\n", "")
 
 
 def test_dtype_is_that_of_the_weights_while_decoding(output, refusal, monkeypatch, run):
-    seen, plain = [], generation.decoding_model
-    monkeypatch.setattr(generation, "decoding_model", lambda model, dtype: seen.append(dtype) or plain(model, dtype))
+    seen, plain = [], context.decoding_model
+    monkeypatch.setattr(context, "decoding_model", lambda model, dtype: seen.append(dtype) or plain(model, dtype))
     for arguments, dtype in ((["--dtype", "bfloat16"], torch.bfloat16), ([], torch.float32)):
         assert len(output("--prompt", "that the", "--max-new-tokens", 8, *arguments).out) == 9
         assert seen.pop() == dtype
@@ -133,18 +141,18 @@ def test_samples_are_set_apart_by_a_blank_line(output):
 
 
 def test_each_sample_ends_at_its_own_stop_token(output, checkpoint, tmp_path, monkeypatch):
-    """Which is no part of the text, special or not. --stats counts the tokens of the text, here in a second a step."""
+    """Which is no part of the text, special or not. --stats counts the tokens drawn, here in a second a step."""
     e = load_tokenizer(checkpoint).token_to_id("e")
     arguments = ["--prompt", "th", "--max-new-tokens", 14, "--num-samples", 5, "--temperature", 1.5]
     whole = output(*arguments).out[:-1].split("\n\n")
     folder = changed(checkpoint, tmp_path, {"config.json": {"eos_token_id": e}})
-    monkeypatch.setattr(sampling, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    monkeypatch.setattr(samples, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
     got = output(*arguments, "--stats", folder=folder)
     texts = [text.partition("e")[0] for text in whole]
     assert got.out == "\n\n".join(texts) + "\n"
     lengths = [len(text) for text in texts]
     assert len(set(lengths)) > 2
-    decoded, seconds = sum(n - 1 for n in lengths if n), min(max(lengths), 13)
+    decoded, seconds = sum(min(n, 13) for n in lengths), min(max(lengths), 13)
     assert got.err == f"prefill 2.0 tokens/s, decode {decoded / seconds:.1f} tokens/s\n"
 
 
@@ -172,8 +180,234 @@ def test_an_empty_prompt_starts_a_new_document(output, checkpoint):
     """From the end-of-text token, after which no word begins in its middle."""
     tokenizer, model = load_tokenizer(checkpoint), load_checkpoint(checkpoint)
     start = torch.tensor([tokenizer.token_to_id("<|endoftext|>")])
-    ids = [step.item() for step in generate(model, start, 6, temperature=0)]
+    ids = [step.ids.item() for step in generate(model, start, 6, temperature=0)]
     assert output("--max-new-tokens", 6, "--temperature", 0).out == tokenizer.decode(ids) + "\n"
+
+
+def rows(text):
+    """What --json prints, and nothing else."""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_row_of_json_is_a_sample(output, checkpoint, byte_checkpoint):
+    """Its text is what is printed without --json; its numbers are those of `generate`."""
+    tokenizer, model = load_tokenizer(checkpoint), load_checkpoint(checkpoint)
+    arguments = ["--prompt", "that", "--max-new-tokens", 8, "--num-samples", 3, "--temperature", 1.3]
+    prompt, known = torch.tensor(tokenizer.encode("that").ids), tokenizer.get_vocab().values()
+    steps = list(generate(model, prompt, 8, temperature=1.3, num_samples=3, token_ids=known))
+    got = output(*arguments, "--json", "--stats")
+    assert got.err.startswith("prefill ") and got.err.count("\n") == 1
+    assert [list(row) for row in rows(got.out)] == 3 * [["prompt", "text", "ids", "logprobs", "finish_reason"]]
+    for n, (row, text) in enumerate(zip(rows(got.out), output(*arguments).out[:-1].split("\n\n"))):
+        assert (row["prompt"], row["text"], row["finish_reason"]) == ("that", text, "length")
+        assert row["ids"] == [step.ids[n].item() for step in steps]
+        assert row["logprobs"] == [step.logprobs[n].item() for step in steps]
+
+
+def test_the_end_of_a_sample_is_in_its_row(output, checkpoint, tmp_path, monkeypatch):
+    """The end token and what made a stop text are drawn, with a probability, and no part of the text."""
+    tokenizer = load_tokenizer(checkpoint)
+    e, n, o = (tokenizer.token_to_id(letter) for letter in "eno")
+    end = tokenizer.token_to_id("<|endoftext|>")
+    draws = iter([[n, n, e, n], [o, end, e, o], [e, 0, n, n]])
+    monkeypatch.setattr(generation, "sample_token", lambda *_: torch.tensor(next(draws)))
+    got = rows(output("--prompt", "th", "--max-new-tokens", 3, "--num-samples", 4, "--json", "--stop", "ee").out)
+    assert [(row["text"], row["ids"], row["finish_reason"]) for row in got] == [
+        ("noe", [n, o, e], "length"), ("n", [n, end], "eos"), ("", [e, e], "stop"), ("non", [n, o, n], "length"),
+    ]  # fmt: skip
+    assert all(len(row["logprobs"]) == len(row["ids"]) and max(row["logprobs"]) < 0 for row in got)
+
+
+def test_a_stop_text_ends_a_sample_before_it(output, prompts):
+    """The first token is checked like any other, and the prompt is not; of several texts the first counts."""
+    arguments = ["--prompt", "the e", "--max-new-tokens", 14, "--temperature", 1.5, "--num-samples", 3]
+    texts = output(*arguments).out[:-1].split("\n\n")
+    first, pair = texts[0][0], texts[1][4:6]
+    stopped = output(*arguments, "--stop", first, "--stop", pair).out[:-1].split("\n\n")
+    assert stopped == [min((text.partition(stop)[0] for stop in (first, pair)), key=len) for text in texts]
+    assert stopped[0] == "" and len(set(map(len, stopped))) > 1
+
+
+def test_the_name_of_a_special_token_may_be_a_stop(output, byte_checkpoint, tmp_path, monkeypatch):
+    """It has no text in which it could be found."""
+    folder = changed(changed(byte_checkpoint, tmp_path, NOWHERE), tmp_path / "b", {"config.json": {"bos_token_id": 0}})
+    for stops, text in ([], "bc\n"), (["--stop", END], "b\n"):
+        draws = iter([98, 256, 99])
+        monkeypatch.setattr(generation, "sample_token", lambda *_: torch.tensor([next(draws)]))
+        assert output("--prompt", "a", "--max-new-tokens", 3, *stops, folder=folder).out == text
+
+
+PROMPTS = ["that the", "he", "", "it was he that they", "the"]
+
+
+@pytest.mark.parametrize("suffix", ["txt", "jsonl"])
+def test_each_prompt_of_a_file_has_the_samples_that_it_has_alone(output, prompts, tmp_path, suffix, monkeypatch):
+    """In batches that are bounded, in the order of the file; with Windows line ends and a byte-order mark."""
+    file = tmp_path / f"prompts.{suffix}"
+    lines = PROMPTS if suffix == "txt" else [json.dumps({"prompt": prompt, "id": 3}) for prompt in PROMPTS]
+    file.write_bytes("\r\n".join(["\ufeff" + lines[0], *lines[1:], ""]).encode())
+    arguments = ["--max-new-tokens", 9, "--num-samples", 2, "--temperature", 1.2, "--json"]
+    monkeypatch.setattr(samples, "BATCH_TOKENS", 2 * 2 * 28)  # two of the longest
+    sizes, real = [], Context.read
+    monkeypatch.setattr(Context, "read", lambda self, ids, n: sizes.append(len(ids)) or real(self, ids, n))
+    together = rows(output("--prompts-file", file, *arguments).out)
+    assert sizes == [3, 2] and [row["prompt"] for row in together[::2]] == PROMPTS
+    alone = [row for prompt in PROMPTS for row in rows(output("--prompt", prompt, *arguments).out)]
+    for one, other in zip(together, alone, strict=True):
+        assert one.pop("logprobs") == pytest.approx(other.pop("logprobs"), abs=1e-5) and one == other
+
+
+def test_prompts_of_a_file_pass_the_window_each_for_itself(output, tmp_path):
+    (tmp_path / "p.txt").write_text("\n".join(PROMPTS))
+    arguments = ["--max-new-tokens", 12, "--overflow", "roll", "--json"]
+    alone = "".join(output("--prompt", prompt, *arguments).out for prompt in PROMPTS)
+    assert output("--prompts-file", tmp_path / "p.txt", *arguments).out == alone
+
+
+def test_texts_of_many_prompts_are_set_apart_by_a_blank_line(output, tmp_path):
+    (tmp_path / "p.txt").write_text("he\nthe")
+    arguments = ["--max-new-tokens", 5, "--num-samples", 2]
+    texts = [output("--prompt", prompt, *arguments).out for prompt in ("he", "the")]
+    assert output("--prompts-file", tmp_path / "p.txt", *arguments).out == "\n".join(texts)
+
+
+def test_a_batch_is_that_of_transformers(output, byte_checkpoint, tiny_model, tmp_path):
+    """Left padding, greedy tokens and their log-probabilities."""
+    model = tiny_model("rope", torch.float32, vocab_size=257, max_position_embeddings=64)
+    names = ("tokenizer.json", "tokenizer_config.json")
+    save_checkpoint(tmp_path / "c", model, {name: (byte_checkpoint / name).read_text() for name in names})
+    lines = ["a", "It was a dark", "", "and stormy night"]
+    (tmp_path / "p.txt").write_text("\n".join(lines) + "\n")
+    arguments = ["--prompts-file", tmp_path / "p.txt", "--max-new-tokens", 12, "--temperature", 0, "--json"]
+    ours = rows(output(*arguments, folder=tmp_path / "c").out)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "c", padding_side="left")
+    batch = theirs([line or END for line in lines], padding=True, return_tensors="pt", split_special_tokens=False)
+    writer = AutoModelForCausalLM.from_pretrained(tmp_path / "c")
+    options = dict(max_new_tokens=12, do_sample=False, output_logits=True, return_dict_in_generate=True)
+    made = writer.generate(**batch, **options)
+    logprobs = torch.stack(made.logits, dim=1).log_softmax(-1)
+    for row, ids, each in zip(ours, made.sequences[:, -12:], logprobs):
+        assert row["ids"] == ids[: len(row["ids"])].tolist() and len(row["ids"]) > 1
+        got = torch.tensor(row["logprobs"])
+        torch.testing.assert_close(got, each.gather(1, ids[:, None])[: len(got), 0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name, content, expected",
+    [
+        ("p.txt", b"", "has no line"),
+        ("p.txt", b"a\n\xff", "is not UTF-8 at byte 2"),
+        ("p.jsonl", b'{"prompt": "a"}\n{', "line 2: not JSON"),
+        ("p.jsonl", b'{"prompts": "a"}', 'line 1: expected an object with a text as "prompt", got \'{"prompts"'),
+        ("p.jsonl", b'["a"]', 'line 1: expected an object with a text as "prompt"'),
+        ("p.jsonl", b'{"prompt": 1}', 'line 1: expected an object with a text as "prompt"'),
+        ("p.jsonl", b'{"prompt": "\\ud800"}', "line 1: not UTF-8 at character 0"),
+        ("p.txt", "the\né".encode(), "prompt 2: the tokenizer has no token for '\\xe9'"),
+        (".", b"", "cannot be read: Is a directory"),
+    ],
+)
+def test_a_file_without_prompts_is_refused(refusal, run, tmp_path, name, content, expected):
+    if name != ".":
+        (tmp_path / name).write_bytes(content)
+    message = refusal(run, "--prompts-file", tmp_path / name)
+    assert expected in message and message.count("\n") == 1
+
+
+def test_past_the_window_a_text_goes_on_as_told(output, refusal, run, checkpoint):
+    """Without a warning where positions stay in it; an error comes before any text."""
+    prompt = load_tokenizer(checkpoint).encode("that the").ids
+    arguments = ["--prompt", "that the", "--max-new-tokens", 20, "--temperature", 0, "--overflow"]
+    message = refusal(run, *arguments, "error")
+    assert "--overflow error: 28 tokens with the prompt, but the window is 16" in message
+    for overflow in ("window", "roll"):
+        reader = Context(load_checkpoint(checkpoint), window=16, overflow=overflow)
+        steps = generate(reader, torch.tensor(prompt), 20, temperature=0)
+        text = load_tokenizer(checkpoint).decode([step.ids.item() for step in steps])
+        assert output(*arguments, overflow) == (text + "\n", "")
+    assert output(*arguments, "continue", "--rope-scaling", "ntk:2").err == ""
+
+
+def test_what_a_scheme_cannot_do_past_its_window_is_refused_by_name(output, refusal, tmp_path):
+    arguments = ["--prompt", "that", "--max-new-tokens", 30]
+    for options, kind in (["model.position=learned"], "learned adds"), (["model.attention=linear"], "linear attention"):
+        folder = trained(tmp_path, f"name={kind[:6]}", "train.steps=2", *options).folder
+        assert f"--overflow roll: {kind}" in refusal(folder, *arguments, "--overflow", "roll")
+        assert output(*arguments, "--overflow", "window", folder=folder).err == ""
+    expected = "--max-new-tokens: 34 tokens with the prompt, but the model has 16 positions; --overflow window"
+    assert expected in refusal(tmp_path / "runs" / "learne", *arguments)
+
+
+def talk(monkeypatch, *lines):
+    """Puts lines into stdin; an exception among them is raised when it is its turn."""
+    left = iter(lines)
+
+    def readline():
+        line = next(left, b"")
+        if isinstance(line, bytes):
+            return line
+        raise line
+
+    stdin = SimpleNamespace(buffer=SimpleNamespace(readline=readline), isatty=lambda: False)
+    monkeypatch.setattr(sys, "stdin", stdin)
+
+
+@pytest.mark.parametrize("end", [(), (KeyboardInterrupt(),)])
+def test_a_line_after_another_is_answered_as_alone(output, monkeypatch, end):
+    """Until stdin or the user ends it, quietly; what cannot be answered is said, and goes on."""
+    arguments = ["--max-new-tokens", 6, "--temperature", 1.2, "--json"]
+    lines = ["that the", "that he", "", "it"]
+    alone = [row for line in lines for row in rows(output("--prompt", line, *arguments).out)]
+    talk(monkeypatch, b"that the\n", b"that he\r\n", "é\n".encode(), b"\n", b"\xff\n", b"it\n", *end)
+    got = output("--interactive", *arguments)
+    for one, other in zip(rows(got.out), alone, strict=True):
+        assert one.pop("logprobs") == pytest.approx(other.pop("logprobs"), abs=1e-5) and one == other
+    assert got.err == "error: the tokenizer has no token for '\\xe9'\nerror: stdin is not UTF-8 at byte 0\n"
+
+
+def test_answers_have_a_line_each(output, monkeypatch):
+    talk(monkeypatch, b"that\n", b"he")
+    answers = [output("--prompt", prompt, "--max-new-tokens", 5).out for prompt in ("that", "he")]
+    assert output("--interactive", "--max-new-tokens", 5) == ("".join(answers), "")
+
+
+def test_an_interrupt_within_an_answer_ends_quietly(output, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    talk(monkeypatch, b"that the\n")
+    monkeypatch.setattr(generation, "sample_token", interrupted)
+    assert output("--interactive", "--max-new-tokens", 2) == ("", "")
+
+
+def test_a_conversation_is_in_the_template_and_read_once(output, byte_checkpoint, tmp_path, monkeypatch):
+    """Each prompt follows the earlier ones and their answers, of which the cache keeps what it has; here in a second."""
+    folder = changed(byte_checkpoint, tmp_path, {"config.json": {"max_position_embeddings": 512}})
+    template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}a:"
+    (folder / "chat_template.jinja").write_text(template)
+    read, real, made = [], context.Transformer.forward, iter(b"yes!no.?")
+
+    def watching(model, input_ids, *rest, **options):
+        read.extend(input_ids[0].tolist())
+        return real(model, input_ids, *rest, **options)
+
+    monkeypatch.setattr(context.Transformer, "forward", watching)
+    monkeypatch.setattr(generation, "sample_token", lambda *_: torch.tensor([next(made)]))
+    monkeypatch.setattr(samples, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    talk(monkeypatch, b"one\n", b"two\n")
+    got = output("--interactive", "--chat", "--max-new-tokens", 4, "--json", "--stats", folder=folder)
+    assert [(row["prompt"], row["text"]) for row in rows(got.out)] == [("one", "yes!"), ("two", "no.?")]
+    assert bytes(read) == b"u:one\na:yes!\nu:two\na:no."
+    assert got.err.startswith("prefill 9.0 tokens/s")  # of u:one, a: and then ! u:two, a:
+
+
+def test_a_reader_who_leaves_ends_the_program_quietly(run):
+    command = [sys.executable, program.__file__, str(run), "--interactive", "--max-new-tokens", "2"]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with subprocess.Popen(command, **pipes) as process:
+        process.stdout.close()
+        process.stdin.write(b"the\n" * 3)
+        process.stdin.close()
+        assert (process.stderr.read(), process.wait(timeout=600)) == (b"", 0)
 
 
 def test_end_of_text_ends_the_text(output, monkeypatch):
@@ -228,13 +462,13 @@ def test_a_long_prompt_is_read_in_parts_of_bounded_size(output, byte_checkpoint,
     """8 kB; with --full 1 MB of them, which takes a quarter of an hour."""
     size = 1_000_000 if full else 8_000
     stdin(b"words of a prompt. " * (size // 19))
-    real, parts = generation.Transformer.forward, []
+    real, parts = context.Transformer.forward, []
 
     def watching(model, input_ids, cache, **options):
         parts.append((input_ids.shape[1], cache.length + input_ids.shape[1]))
         return real(model, input_ids, cache, **options)
 
-    monkeypatch.setattr(generation.Transformer, "forward", watching)
+    monkeypatch.setattr(context.Transformer, "forward", watching)
     assert output("--prompt", "-", "--max-new-tokens", 2, folder=byte_checkpoint).out.endswith("\n")
     assert max(queries * keys for queries, keys in parts) <= 2**24 and max(keys for _, keys in parts) > size * 0.99
 
@@ -320,7 +554,7 @@ def test_tokens_added_beyond_the_model_are_not_drawn_and_name_no_end(output, ref
     tokenizer = load_tokenizer(copy)
     tokenizer.add_special_tokens(["<pad>"])
     tokenizer.save(str(copy / "tokenizer.json"))
-    assert len(output("--prompt", "he", "--max-new-tokens", 5, folder=copy).out) > 1
+    assert len(output("--prompt", "he", "--max-new-tokens", 5, "--stop", "<pad>", folder=copy).out) > 1
     copy = changed(copy, tmp_path / "b", {"tokenizer_config.json": {"eos_token": "<pad>"}})
     assert "tokenizer_config.json: has token id 257, but the model" in refusal(copy, "--prompt", "he")
 
