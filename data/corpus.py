@@ -44,8 +44,9 @@ class Part:
 @dataclass(frozen=True)
 class Corpus:
     """train, val: 1-D memory maps of token ids (uint16, or uint32 for a vocabulary above 65,536), with an end-of-text
-    token before each document; val is the part that data.val_part names. hash: SHA-256 of the whole text alone.
-    train_bytes, val_bytes: UTF-8 bytes of the text. parts: of a mixture one for each source, in order; else one, of all.
+    token before each document; val is the part that data.val_part names. hash: SHA-256 of the whole text alone, of a
+    mixture that of its sources' hashes. train_bytes, val_bytes: UTF-8 bytes of the text. parts: of a mixture one for
+    each source, in order; else one, of all.
     """
 
     train: numpy.memmap
@@ -233,21 +234,19 @@ def _read_entry(folder, config):
             if len(tokens[key]) != ends[-1]:
                 return None
             stretches[key] = [tokens[key][start:end] for start, end in zip([0, *ends], ends)]
-        weighted = [(each.name, each.source, each.weight) for each in config.sources]
-        parts = tuple(
-            Part(*which, train, val, size["bytes"])
-            for which, train, val, size in zip(
-                weighted or [(config.source, config.source, 1.0)], stretches["train"], stretches["val"], sizes["val"]
-            )
-        )
-        bytes_ = {f"{key}_bytes": sum(size["bytes"] for size in sizes[key]) for key in streams}
+        bytes_ = {key: [size["bytes"] for size in sizes[key]] for key in streams}
+        named = [(each.name, each.source, each.weight) for each in config.sources] or [
+            (config.source, config.source, 1)
+        ]
+        parts = zip(named, stretches["train"], stretches["val"], bytes_["val"])
         return Corpus(
             **tokens,
             tokenizer=load_tokenizer(folder),
             hash=manifest["hash"],
-            **bytes_,
+            train_bytes=sum(bytes_["train"]),
+            val_bytes=sum(bytes_["val"]),
             source=_name(config),
-            parts=parts,
+            parts=tuple(Part(*name, *rest) for name, *rest in parts),
         )
     except (OSError, EOFError, ValueError, KeyError, TypeError):
         return None

@@ -310,7 +310,7 @@ def test_the_second_time_nothing_is_tokenized(load, many, tmp_path, monkeypatch,
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_changed_text_of_the_same_length_and_time_is_tokenized_again(load, tmp_path):
+def test_a_changed_text_of_the_same_length_and_time_is_tokenized_again(load, tmp_path, settled):
     path = tmp_path / "a.txt"
     path.write_text("old text, " * 10)
     before = path.stat()
