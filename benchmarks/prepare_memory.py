@@ -1,10 +1,10 @@
 """What a large corpus costs: python benchmarks/prepare_memory.py [GIGABYTES [KIND FOLDER]]
 
-Makes files of that much text in all (default 2 GB) from Python's own documentation, repeated with other letters here and
-there, in FOLDER (default: a temporary one, removed at the end). Then, each in a process of its own: prepares it with a
-tokenizer of that kind (default bpe), kills that halfway and goes on, opens it again, and trains a few steps, for
-comparison also on the small validation text alone. Prints the time and the largest resident size of each, of which those
-for the corpus must stay below 1 GB. Needs as much space again for tokens of bpe, and twice as much for bytes.
+Makes files of that much text in all (default 2 GB) from Python's own documentation and source, repeated with other
+letters here and there, in a temporary folder inside FOLDER. Then, each in a process of its own: prepares it with a
+tokenizer of that kind (default bpe), kills that halfway and goes on, opens it again, and trains a few steps; for
+comparison also on the small validation text alone. Prints the time and the largest resident size of each, which must
+stay below 1 GB. Needs as much space again for tokens of bpe, and twice as much for bytes.
 """
 
 import json

@@ -42,9 +42,9 @@ class Batches:
     shorter ones are padded on the right with the first token and the target IGNORED. That needs no mask: attention is
     causal, so what is real never sees the padding.
 
-    With weights, tokens holds an array for each source of a mixture. Of every ROUND sequences a source has its `quotas`,
-    in an order that depends on the seed and on which ROUND it is, and its own sequences go on from epoch to epoch as
-    they would alone.
+    With weights, tokens holds an array for each source of a mixture. Of every ROUND sequences a source has its share by
+    `quotas`, in an order that depends on the seed and the number of the ROUND; its own sequences are those it would have
+    alone.
     """
 
     def __init__(

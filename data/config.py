@@ -58,9 +58,9 @@ class DataConfig(SourceConfig):
     by a word in it (wiki.valid.txt). All but parquet may be compressed with gzip, as in txt.gz."""
     sources: tuple[WeightedConfig, ...] = ()
     """A mixture instead of data.source: [{source: …, weight: …}, …], each with its own subset, split, text_column and
-    errors, and a name. Sequences are drawn in proportion to the weights, exactly so in every 4,096, and a source is drawn
-    again only when all of it was. One tokenizer serves all: it learns from equally much of each. Metrics have the
-    validation loss of each source as val_loss/NAME."""
+    errors, and a name. Sequences are drawn in proportion to the weights, exactly so in every 4,096, and each source has
+    its own epochs. One tokenizer serves all: it learns from equally much of each. metrics.jsonl has the validation loss
+    of each source as val_loss/NAME."""
     val_fraction: float = Field(0.1, gt=0, lt=1)
     """Share of the text held out for validation if the source has no validation split of its own."""
     val_part: Literal["all", "tuning", "reporting"] = "all"

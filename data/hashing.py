@@ -18,7 +18,7 @@ _CLOCK = 2_000_000_000  # ns: a change so soon after another may leave a file's 
 
 
 class Content(NamedTuple):
-    """hash: SHA-256 of the text and of where its documents end; how many documents have text, and how many have none."""
+    """hash: SHA-256 of the text and of where its documents end. How many documents have text, and how many have none."""
 
     hash: str
     documents: int

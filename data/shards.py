@@ -36,7 +36,7 @@ def write_streams(
 ) -> dict:
     """Writes, or goes on writing, the tokenizer and the tokens of streams, each of several sources one after another.
 
-    Returns the manifest: what `about` says, and for each stream {"sources": [{"documents": …, "bytes": …, "tokens": …}]}.
+    Returns the manifest: `about`, and for each stream {"sources": [{"documents": …, "bytes": …, "tokens": …}, …]}.
     """
     manifest = _begun(folder) or about | {name: {"sources": [{**_NOTHING} for _ in s]} for name, s in streams.items()}
     if (folder / "tokenizer.json").is_file():
