@@ -22,7 +22,7 @@ from data.documents import END_OF_TEXT, Document, parts
 
 _PIECE_CHARACTERS = 10_000
 _LONGEST_PIECE = 100_000  # a longer word is cut, or its memory and, in training, its time would have no bound
-_BATCH_BYTES = 2_000_000
+_BATCH_BYTES = 2_000_000  # a preparation that was killed before a change of it would go on at a wrong place
 _MARK = b"\xff"  # never a byte of UTF-8
 
 # A word of the pre-tokenizer never goes on from a non-space to a space, nor from a letter or digit to punctuation, and

@@ -1,7 +1,7 @@
 """Tokens on their way to the disk, so that a killed preparation goes on where it stopped and ends with the same bytes.
 
 A folder holds one .npy file for each stream, which grows by shards, and corpus.json, the manifest: for each stream and
-source how many chunks, documents, bytes and tokens its finished shards have. What lies behind those is cut off and made
+source how many chunks, documents, bytes and tokens its finished shards have. What lies behind those is written
 again. It is one file because those who draw from it want a single memory map.
 """
 
@@ -82,7 +82,6 @@ def _write_stream(path, dtype, chunks_of, sizes, finish_shard):
             for size in sizes:
                 size.update(_NOTHING)
         file.seek(write_header())
-        file.truncate()
         for chunks, size in zip(chunks_of, sizes):
             if size["finished"]:
                 continue

@@ -535,11 +535,11 @@ def test_a_text_that_may_have_changed_is_read_again(change, load, tmp_path, sett
         load(source, **options)
 
 
-def test_a_text_that_has_just_been_written_is_not_trusted(load_file, unread):
+def test_a_text_that_has_just_been_written_is_not_trusted(load, load_file, tmp_path, unread):
     """A second change within the same tick of the clock would leave size and times as they are."""
     load_file("text " * 100)
     with unread(), pytest.raises(AssertionError, match="read"):
-        load_file("text " * 100)
+        load(tmp_path / "a.txt")
 
 
 def test_a_damaged_manifest_is_made_again(load, many, tmp_path, settled):
