@@ -9,6 +9,7 @@ stay below 1 GB. Needs as much space again for tokens of bpe, and twice as much 
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -54,10 +55,11 @@ def run(what: str, *command: str, kill_when: Callable[[], bool] = lambda: False)
     while not ended:
         time.sleep(0.05)
         if kill_when():
-            process.kill()
-        ended, process.returncode, usage = os.wait4(process.pid, os.WNOHANG)
+            os.kill(process.pid, signal.SIGKILL)
+        ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+    process.returncode = status
     seconds, peak = time.monotonic() - start, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    how = f" (status {process.returncode})" * (process.returncode != 0)
+    how = f" (status {status})" * (status != 0)
     print(f"{what}: {seconds:.1f} s, largest resident size {peak / 1e6:.0f} MB{how}", flush=True)
 
 

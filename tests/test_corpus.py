@@ -611,12 +611,13 @@ def test_one_source_is_the_same_corpus_in_either_way(load, many, tmp_path):
     assert (mixed.train.filename, mixed.hash, mixed.source) == (alone.train.filename, alone.hash, alone.source)
 
 
-def test_the_tokenizer_learns_equally_much_of_each_source(mix, monkeypatch):
+def test_the_tokenizer_learns_equally_much_of_each_source(mix, tmp_path, monkeypatch):
+    (tmp_path / "first.txt").write_text("abc def " * 25 + "ghi jkl " * 75)
     monkeypatch.setattr("data.tokenizer._BPE_TRAINING_CHARACTERS", 400)
-    monkeypatch.setattr(encoding, "_PIECE_CHARACTERS", 100)
+    monkeypatch.setattr(encoding, "_PIECE_CHARACTERS", 50)
     vocabulary = mix(1, 1000, kind="bpe").tokenizer.get_vocab()
-    assert {"abc", "uvw"} <= vocabulary.keys()
-    assert {*"abcdefuvwxyz "} == mix(1, 1, kind="char").tokenizer.get_vocab().keys() - {END_OF_TEXT}
+    assert {"abc", "uvw"} <= vocabulary.keys() and "ghi" not in vocabulary
+    assert {*"abcdefghijkluvwxyz "} == mix(1, 1, kind="char").tokenizer.get_vocab().keys() - {END_OF_TEXT}
 
 
 def test_the_sources_of_a_mixture_have_options_of_their_own(tmp_path):
