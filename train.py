@@ -34,8 +34,9 @@ def main() -> None:
         row = train(config, args.resume, args.overwrite)
         if rank:  # of several processes only the first shows the result
             return
+        each = ", ".join(f"{key[9:]} {loss:.4f}" for key, loss in row.items() if key.startswith("val_loss/"))
         print(
-            f"\n{config.folder}: validation loss {row['val_loss']:.4f} nats per token, "
+            f"\n{config.folder}: validation loss {row['val_loss']:.4f} nats per token{f' ({each})' * bool(each)}, "
             f"{row['val_bits_per_byte']:.4f} bits per byte after {row['tokens']:,} tokens. A sample:\n",
             file=sys.stderr,
         )

@@ -35,7 +35,7 @@ def main() -> None:
             training = time.perf_counter() - start
 
             def ours():
-                return sum(map(len, token_chunks(tokenizer, config.tokenizer, documents)))
+                return sum(len(chunk.ids) for chunk in token_chunks(tokenizer, config.tokenizer, documents))
 
             def theirs():
                 return sum(len(encoding.ids) for encoding in tokenizer.encode_batch_fast(pieces))

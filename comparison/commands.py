@@ -14,7 +14,6 @@ from comparison.results import Results
 from comparison.schedule import train_all
 from comparison.tables import tables
 from comparison.tuning import finished, next_runs, reported_runs, tuning_runs
-from data.corpus import load_corpus
 from training.loop import fit_to_corpus
 from training.run import RunFolder
 from training.tracking import track_report
@@ -27,7 +26,7 @@ def compare(comparison: Comparison, jobs: int = 1) -> str:
     other settings or another text.
     """
     corpora, found, config, parts = Corpora(), {}, comparison.config, comparison.parts()
-    _check_texts(parts.values())
+    _check_texts(parts.values(), corpora)
     for condition, part in parts.items():
         found[condition] = _compare(part, jobs, corpora)
         text = write(found[condition], part.config.folder, comparison=part.config.model_dump(mode="json"))
@@ -40,16 +39,16 @@ def compare(comparison: Comparison, jobs: int = 1) -> str:
     return text
 
 
-def _check_texts(parts: Iterable[Comparison]) -> None:
+def _check_texts(parts: Iterable[Comparison], corpora: Corpora) -> None:
     """Tokenizes each text, which side by side each process would. InputError where one is too short to be reported on:
     before the rates are chosen, not after."""
-    corpora = {}
+    checked = {}
     for part in parts:
         rate = next(iter(part.config.learning_rates), None)
         for config in (part.reported_runs(variant, rate)[0].config for variant in part.config.variants):
-            if config.data not in corpora:
-                corpora[config.data] = load_corpus(config.data)
-            fit_to_corpus(config, corpora[config.data])
+            if config.data not in checked:
+                checked[config.data] = corpora.load(config.data)
+            fit_to_corpus(config, checked[config.data])
 
 
 def _compare(comparison: Comparison, jobs: int, corpora: Corpora) -> Results:

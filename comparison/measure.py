@@ -16,6 +16,7 @@ from comparison.design import rejection
 from comparison.diagnostics import attention_by_distance, embedding_rms, exact_match
 from comparison.losses import losses_by_length
 from comparison.results import LoggedRun, MeasuredRun, Run, SchemeMetric
+from data.config import DataConfig
 from data.corpus import Corpus, load_corpus
 from data.synthetic import scored_lengths, task_of
 from model.checkpoint import WEIGHTS, load_checkpoint, read_json
@@ -24,7 +25,7 @@ from model.device import pick_device
 from model.position import POSITIONS
 from model.transformer import Transformer, with_position
 from settings import one_line
-from training.run import RUNTIME_KEYS, RunFolder, replace_text
+from training.run import RunFolder, flat, is_runtime, replace_text
 
 VERSION = 2  # raise it when the same model gives other numbers
 
@@ -129,11 +130,18 @@ class Corpora:
     def __init__(self):
         self.loaded: dict[str, Corpus] = {}
 
+    def load(self, config: DataConfig) -> Corpus:
+        """The corpus of a config, kept for the runs on it."""
+        corpus = load_corpus(config)
+        return self.loaded.setdefault(_key(config, corpus.hash), corpus)
+
     def of(self, run: RunFolder) -> Corpus:
         """The corpus of a run; InputError where it is no longer the text of the run."""
-        settings = {key: value for key, value in run.config.data if f"data.{key}" not in RUNTIME_KEYS}
-        key = f"{run.corpus()['hash']} {settings}"
-        if key not in self.loaded:
-            self.loaded[key] = load_corpus(run.config.data)
-        run.check_same_experiment(self.loaded[key])
-        return self.loaded[key]
+        corpus = self.loaded.get(_key(run.config.data, run.corpus()["hash"])) or self.load(run.config.data)
+        run.check_same_experiment(corpus)
+        return corpus
+
+
+def _key(config, text):
+    settings = flat({"data": config.model_dump(mode="json")})
+    return json.dumps([text, {key: value for key, value in settings.items() if not is_runtime(key)}])

@@ -1,13 +1,16 @@
 """From documents to two memory-mapped streams of token ids, cached by content."""
 
 import json
+import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,19 +20,33 @@ from tokenizers import Tokenizer
 from base import InputError, printable, writing
 from data.config import DataConfig
 from data.documents import Slice, parts
-from data.encoding import token_chunks
+from data.hashing import content, digest
+from data.shards import MANIFEST, write_streams
 from data.sources import open_source
-from data.tokenizer import load_tokenizer, tokenizer_files, train_tokenizer
+from data.tokenizer import load_tokenizer, train_tokenizer
 
 HALVES = ("tuning", "reporting")  # of the validation text
 _VERSION = 2  # raise it when the same text and settings produce different files
 
 
 @dataclass(frozen=True)
+class Part:
+    """What one source gives to a corpus: its stretch of both streams, and its weight in a mixture."""
+
+    name: str
+    source: str
+    weight: float
+    train: numpy.memmap
+    val: numpy.memmap
+    val_bytes: int
+
+
+@dataclass(frozen=True)
 class Corpus:
     """train, val: 1-D memory maps of token ids (uint16, or uint32 for a vocabulary above 65,536), with an end-of-text
-    token before each document; val is the part that data.val_part names. hash: SHA-256 of the whole text alone.
-    train_bytes, val_bytes: UTF-8 bytes of the text.
+    token before each document; val is the part that data.val_part names. hash: SHA-256 of the whole text alone, of a
+    mixture that of its sources' hashes. train_bytes, val_bytes: UTF-8 bytes of the text. parts: of a mixture one for
+    each source, in order; else one, of all.
     """
 
     train: numpy.memmap
@@ -39,6 +56,7 @@ class Corpus:
     train_bytes: int
     val_bytes: int
     source: str
+    parts: tuple[Part, ...]
 
 
 def load_corpus(config: DataConfig) -> Corpus:
@@ -46,26 +64,35 @@ def load_corpus(config: DataConfig) -> Corpus:
 
     A source without a validation split is divided. A single document gives its last val_fraction of characters; of
     several, those whose own hash falls below val_fraction are for validation, so a new document moves no other.
+    A killed preparation is continued. Where a text is prepared and its files are unchanged, this reads none of it.
     InputError: a source that cannot be found or read or has too little text, a cache_dir that cannot be written.
     """
-    streams = open_source(config)
-    content, documents, empty = _hash(streams, config)
-    if not documents:
-        raise InputError(f"data.source {config.source!r}: no text in it")
-    with_text = {split: lambda stream=stream: filter(None, stream()) for split, stream in streams.items()}
-    settings = [_VERSION, content, config.val_fraction, config.tokenizer.model_dump()]
+    opened = [(each, open_source(each)) for each in config.each()]
+    contents = [content(streams, each) for each, streams in opened]
+    for (each, _), found in zip(opened, contents):
+        if not found.documents:
+            raise InputError(f"data.source {each.source!r}: no text in it")
+    hashes = [found.hash for found in contents]
+    whole = hashes[0] if len(hashes) == 1 else sha256(json.dumps(hashes).encode()).hexdigest()
+    settings = [_VERSION, whole, config.val_fraction, config.tokenizer.model_dump()]
     folder = Path(config.cache_dir).expanduser() / sha256(json.dumps(settings).encode()).hexdigest()[:20]
     corpus = _read_entry(folder, config)
     if corpus is None:
-        _make_entry(folder, config, content, _split(with_text, documents, config.val_fraction))
+        fraction = config.val_fraction
+        splits = [
+            _split(_with_text(streams), found.documents, fraction) for (_, streams), found in zip(opened, contents)
+        ]
+        _make_entry(folder, config, whole, splits)
         corpus = _read_entry(folder, config)
-    if not len(corpus.val):
+    if not all(len(part.val) for part in corpus.parts):
         raise InputError(
             f"data.val_part {config.val_part!r}: the validation text has no document in that half; more documents, or a single one, have both"
         )
-    left_out = ", ".join([*streams.left_out, *[f"{empty:,} row{'s' * (empty > 1)} without text"][:empty]])
-    if told := [*filter(None, [streams.kept, left_out and f"left out: {left_out}"])]:
-        _tell_once(f"data.source {config.source!r}: {'; '.join(told)}")
+    for (each, streams), found in zip(opened, contents):
+        without = [f"{found.empty:,} row{'s' * (found.empty > 1)} without text"][: found.empty]
+        left_out = ", ".join([*streams.left_out, *without])
+        if told := [*filter(None, [streams.kept, left_out and f"left out: {left_out}"])]:
+            _tell_once(f"data.source {each.source!r}: {'; '.join(told)}")
     return corpus
 
 
@@ -74,27 +101,8 @@ def _tell_once(line):
     print(printable(line), file=sys.stderr)
 
 
-def _encoded(document):
-    return (part.encode() for part in parts(document))
-
-
-def _hash(streams, config):
-    """The SHA-256 of the text and of where its documents end, and how many documents have text and have none."""
-    digest, count, empty = sha256(), 0, 0
-    for split, documents in streams.items():
-        for document in documents():
-            if not document:
-                empty += 1
-                continue
-            try:
-                digest.update(f"{split} {sum(map(len, _encoded(document)))} ".encode())
-            except UnicodeEncodeError as error:
-                where = ascii(error.object[max(0, error.start - 20) : error.start + 1])
-                raise InputError(f"data.source {config.source!r}: unpaired surrogate at the end of {where}") from None
-            for part in _encoded(document):
-                digest.update(part)
-            count += 1
-    return digest.hexdigest(), count, empty
+def _with_text(streams):
+    return {split: lambda stream=stream: filter(None, stream()) for split, stream in streams.items()}
 
 
 def _split(streams, documents, fraction):
@@ -108,7 +116,7 @@ def _half(documents, half):
         length = sum(map(len, parts(first[0])))
         ends = (0, length // 2) if half == "tuning" else (length // 2, length)
         return iter([Slice(first[0], *ends)] if ends[0] < ends[1] else [])
-    return (document for document in documents() if HALVES[_digest(document)[8] % 2] == half)
+    return (document for document in documents() if HALVES[digest(document)[8] % 2] == half)
 
 
 def _train_and_val(streams, documents, fraction):
@@ -123,7 +131,7 @@ def _train_and_val(streams, documents, fraction):
         return {name: lambda s=s: [s] if s.start < s.stop else [] for name, s in slices.items()}
 
     def in_validation(document):
-        return int.from_bytes(_digest(document)[:8], "big") < fraction * 2**64
+        return int.from_bytes(digest(document)[:8], "big") < fraction * 2**64
 
     return {
         "train": lambda: (document for document in train() if not in_validation(document)),
@@ -131,85 +139,114 @@ def _train_and_val(streams, documents, fraction):
     }
 
 
-def _digest(document):
-    digest = sha256()
-    for part in _encoded(document):
-        digest.update(part)
-    return digest.digest()
+def _make_entry(folder, config, content, splits):
+    with writing(f"data.cache_dir {config.cache_dir!r}"), _workplace(folder) as work:
+        if _read_entry(folder, config) is not None:  # another process has just made it
+            return
+        try:
+            _write_entry(work, config, content, splits)
+        except Exception:  # but not when killed
+            shutil.rmtree(work)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)  # if damaged
+        try:
+            work.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # otherwise another process was first, with the same content
+                raise
 
 
-def _make_entry(folder, config, content, split):
-    with writing(f"data.cache_dir {config.cache_dir!r}"):
-        shutil.rmtree(folder, ignore_errors=True)  # if damaged; later it may be another process's good one
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as place:
-            work = Path(place) / "entry"
+@contextmanager
+def _workplace(folder) -> Iterator[Path]:
+    """The folder in which an entry is prepared, perhaps begun by a process that was killed; others wait for their turn.
+
+    Where there are no locks, each process has one of its own, which no other continues.
+    """
+    shared = folder.with_name(f".unfinished-{folder.name}")
+    shared.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        stack.callback(_remove_if_empty, shared)
+        try:
+            import fcntl  # Windows has none
+
+            handle = os.open(shared, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX)  # ends with the process, however that ends
+            shared.mkdir(exist_ok=True)  # whoever had it has renamed it
+            work = shared
+        except (ImportError, OSError):  # or a file system without locks
+            work = Path(stack.enter_context(TemporaryDirectory(dir=folder.parent, prefix=".unfinished-")), "entry")
             work.mkdir()
-            _write_entry(work, config, content, split)
-            try:
-                work.rename(folder)
-            except OSError:
-                if not folder.is_dir():  # otherwise another process was first, with the same content
-                    raise
+        yield work
 
 
-def _write_entry(folder, config, content, split):
+def _remove_if_empty(folder):
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _write_entry(folder, config, content, splits):
     start = time.monotonic()
-    # A char tokenizer needs the characters of the validation text too, or that text would have no loss.
-    seen = chain(split["train"](), split["val"]()) if config.tokenizer.kind == "char" else split["train"]()
-    tokenizer = train_tokenizer(config.tokenizer, seen)
-    facts = {"version": _VERSION, "source": config.source, "hash": content, "config": config.tokenizer.model_dump()}
-    for name, documents in split.items():
-        facts[name] = _write_tokens(folder / f"{name}.npy", config.tokenizer, tokenizer, documents())
-    train, val = facts["train"], facts["val"]
-    if not (train["documents"] and val["documents"]):
-        raise InputError(
-            f"data.source {config.source!r}: expected documents for training and for validation, got "
-            f"{train['documents']} and {val['documents']} at data.val_fraction {config.val_fraction}; only a single "
-            "document is itself divided: join the files into one, or name them train.* and validation.*"
-        )
-    (folder / "tokenizer.json").write_text(tokenizer_files(tokenizer)["tokenizer.json"], encoding="utf-8")
-    (folder / "corpus.json").write_text(json.dumps(facts, indent=2), encoding="utf-8")
+    name = _name(config)
+
+    def train():
+        # A char tokenizer needs the characters of the validation text too, or that text would have no loss.
+        seen = ("train", "val") if config.tokenizer.kind == "char" else ("train",)
+        return train_tokenizer(config.tokenizer, *(chain(*(split[key]() for key in seen)) for split in splits))
+
+    about = {"version": _VERSION, "source": name, "hash": content, "config": config.tokenizer.model_dump()}
+    streams = {key: [split[key] for split in splits] for key in splits[0]}
+    manifest = write_streams(folder, about, config.tokenizer, train, streams)
+    for each, *sizes in zip(config.each(), manifest["train"]["sources"], manifest["val"]["sources"]):
+        counts = [size["documents"] for size in sizes]
+        if not all(counts):
+            raise InputError(
+                f"data.source {each.source!r}: expected documents for training and for validation, got "
+                f"{counts[0]} and {counts[1]} at data.val_fraction {config.val_fraction}; only a single "
+                "document is itself divided: join the files into one, or name them train.* and validation.*"
+            )
+    bytes_, tokens = (
+        " + ".join(f"{sum(size[key] for size in manifest[split]['sources']):,}" for split in ("train", "val"))
+        for key in ("bytes", "tokens")
+    )
     print(
-        f"tokenized {config.source}: {train['bytes']:,} + {val['bytes']:,} bytes of text (training + validation) are "
-        f"{train['tokens']:,} + {val['tokens']:,} tokens, in {time.monotonic() - start:.1f} s",
+        f"tokenized {name}: {bytes_} bytes of text (training + validation) are {tokens} tokens, "
+        f"in {time.monotonic() - start:.1f} s",
         file=sys.stderr,
     )
 
 
-def _write_tokens(path, config, tokenizer, documents):
-    dtype = numpy.dtype("<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4")
-    size = {"documents": 0, "bytes": 0, "tokens": 0}
-
-    def counted(document):  # while it is read, since a long one is a file
-        size["documents"] += 1
-        for part in parts(document):
-            size["bytes"] += len(part.encode())
-            yield part
-
-    def write_header(file):  # numpy leaves room in it for the length to grow
-        header = {"descr": dtype.str, "fortran_order": False, "shape": (size["tokens"],)}
-        numpy.lib.format.write_array_header_1_0(file, header)
-
-    with path.open("wb") as file:
-        write_header(file)
-        for ids in token_chunks(tokenizer, config, map(counted, documents)):
-            file.write(numpy.array(ids, dtype).tobytes())
-            size["tokens"] += len(ids)
-        file.seek(0)
-        write_header(file)
-    return size
+def _name(config):
+    return " + ".join(each.source for each in config.each())
 
 
 def _read_entry(folder, config):
     """The cached corpus, or None if it is missing or damaged."""
-    part = "val" if config.val_part == "all" else config.val_part
+    streams = {"train": "train", "val": "val" if config.val_part == "all" else config.val_part}
     try:
-        facts = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
-        train, val = (numpy.load(folder / f"{name}.npy", mmap_mode="r") for name in ("train", part))
-        if (len(train), len(val)) != (facts["train"]["tokens"], facts[part]["tokens"]):
-            return None
-        sizes = facts["train"]["bytes"], facts[part]["bytes"]
-        return Corpus(train, val, load_tokenizer(folder), facts["hash"], *sizes, config.source)
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        tokens, sizes, stretches = {}, {}, {}
+        for key, stream in streams.items():
+            tokens[key] = numpy.load(folder / f"{stream}.npy", mmap_mode="r")
+            # a text prepared by an earlier version is one source
+            sizes[key] = manifest[stream].get("sources", [manifest[stream]])
+            ends = [*accumulate(size["tokens"] for size in sizes[key])]
+            if len(tokens[key]) != ends[-1]:
+                return None
+            stretches[key] = [tokens[key][start:end] for start, end in zip([0, *ends], ends)]
+        bytes_ = {key: [size["bytes"] for size in sizes[key]] for key in streams}
+        named = [(each.name, each.source, each.weight) for each in config.sources] or [
+            (config.source, config.source, 1)
+        ]
+        parts = zip(named, stretches["train"], stretches["val"], bytes_["val"])
+        return Corpus(
+            **tokens,
+            tokenizer=load_tokenizer(folder),
+            hash=manifest["hash"],
+            train_bytes=sum(bytes_["train"]),
+            val_bytes=sum(bytes_["val"]),
+            source=_name(config),
+            parts=tuple(Part(*name, *rest) for name, *rest in parts),
+        )
     except (OSError, EOFError, ValueError, KeyError, TypeError):
         return None

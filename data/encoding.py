@@ -11,7 +11,8 @@ in order    0  0  1  2  3  4  5  0  1  2  →  256 301 290 44 270 290 115 256 30
 import re
 import string
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
+from typing import NamedTuple
 
 import numpy
 from tokenizers import Tokenizer
@@ -21,7 +22,7 @@ from data.documents import END_OF_TEXT, Document, parts
 
 _PIECE_CHARACTERS = 10_000
 _LONGEST_PIECE = 100_000  # a longer word is cut, or its memory and, in training, its time would have no bound
-_BATCH_BYTES = 2_000_000
+_BATCH_BYTES = 2_000_000  # a preparation that was killed before a change of it would go on at a wrong place
 _MARK = b"\xff"  # never a byte of UTF-8
 
 # A word of the pre-tokenizer never goes on from a non-space to a space, nor from a letter or digit to punctuation, and
@@ -52,18 +53,40 @@ _CUTS = bytes.fromhex(
 )
 
 
+class Chunk(NamedTuple):
+    """ids: uint32 token ids; bytes: of the text that they stand for; documents: that begin in it."""
+
+    ids: numpy.ndarray
+    bytes: int
+    documents: int
+
+
 def token_chunks(
-    tokenizer: Tokenizer, config: TokenizerConfig, documents: Iterable[Document]
-) -> Iterator[numpy.ndarray]:
-    """Token ids of all documents in order, each preceded by end-of-text, in uint32 arrays.
+    tokenizer: Tokenizer, config: TokenizerConfig, documents: Iterable[Document], first: int = 0
+) -> Iterator[Chunk]:
+    """Token ids of all documents in order, each preceded by end-of-text, from the chunk of number `first` on.
 
     The ids are those of whole documents. Only in bpe, and only where 100,000 characters have no space, newline or
     punctuation, a token may be cut short.
     """
+    encode = _encoder(tokenizer, config)
+    for batch in islice(_batches(config, documents), first, None):
+        marks = batch.count(_MARK)
+        yield Chunk(encode(batch), sum(map(len, batch)) - marks, marks - 1)
+
+
+def _encoder(tokenizer, config):
+    """A function from a batch to its ids, without that of the batch's own _MARK."""
     import pyarrow  # takes 0.1 s to load, for nothing where text is in the cache or only generated
 
-    width = _token_widths(tokenizer, config)
-    for batch in _batches(config, documents):
+    end, width = tokenizer.token_to_id(END_OF_TEXT), _token_widths(tokenizer, config)
+
+    def bytes_themselves(batch):
+        ids = numpy.frombuffer(b"".join(batch[1:]), numpy.uint8).astype(numpy.uint32)
+        ids[ids == _MARK[0]] = end
+        return ids
+
+    def encode(batch):
         text, starts = b"".join(batch), _word_starts(batch)
         buffers = [None, pyarrow.py_buffer(starts), pyarrow.py_buffer(text)]
         words = pyarrow.Array.from_buffers(pyarrow.binary(), len(starts) - 1, buffers).dictionary_encode()
@@ -71,7 +94,9 @@ def token_chunks(
         # The ids of the distinct words are one long list: it is the bytes they stand for that tell where a word ends.
         ends = numpy.frombuffer(words.dictionary.buffers()[1], numpy.int32, len(words.dictionary) + 1)
         offsets = numpy.searchsorted(numpy.cumsum(width[ids]), ends, "right").astype(numpy.int32)
-        yield pyarrow.ListArray.from_arrays(offsets, ids).take(words.indices).flatten().to_numpy()[1:]
+        return pyarrow.ListArray.from_arrays(offsets, ids).take(words.indices).flatten().to_numpy()[1:]
+
+    return bytes_themselves if config.kind == "byte" else encode
 
 
 def _batches(config, documents):

@@ -11,10 +11,11 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
+from types import MappingProxyType
 
 from base import InputError
 from data import synthetic
@@ -33,9 +34,11 @@ _NUMBER = re.compile(r"[-_.]?\d+(-of-\d+(-[0-9a-f]+)?)?$")  # as in train-00000-
 class Streams(dict[str, Callable[[], Iterator[Document]]]):
     """The document streams of a source: a function for "train", and one for "validation" if the source has its own.
 
+    files: of each split, those that it is read from; none if it has no files, or some that are not known.
     kept, left_out: in words, how files were divided and what was left out, where a user may not expect it.
     """
 
+    files: Mapping[str, Sequence[Path]] = MappingProxyType({})
     kept: str = ""
     left_out: tuple[str, ...] = ()
 
@@ -92,6 +95,7 @@ def _files(config, paths, root):
         raise InputError(f"data.source {config.source!r}: {reason}")
     files = {"train": train} | ({"validation": validation} if validation else {})
     streams = Streams({split: partial(_read_files, config, files[split]) for split in files})
+    streams.files = files
     others = Counter(_suffix(path) or path.name for path in found if _suffix(path) not in _SUFFIXES)
     for_test = [f"{len(test)} for test"] if test else []
     streams.left_out = (*for_test, *(f"{n} {ending}" for ending, n in others.most_common(5)))
@@ -263,7 +267,10 @@ def _splits(config, tables):
     chosen = {"train": config.split} | dict(zip(["validation"], validation))
     for name in chosen.values():
         _check_column(config, config.source, tables[name].column_names)
-    return Streams({split: partial(_dataset_texts, config, tables[name]) for split, name in chosen.items()})
+    streams = Streams({split: partial(_dataset_texts, config, tables[name]) for split, name in chosen.items()})
+    files = {split: [Path(file["filename"]) for file in tables[name].cache_files] for split, name in chosen.items()}
+    streams.files = files if all(files.values()) else {}
+    return streams
 
 
 def _dataset_texts(config, table):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -14,12 +15,13 @@ from data.encoding import pieces
 _BPE_TRAINING_CHARACTERS = 20_000_000  # more text changes few merges and costs 0.2 s per million
 
 
-def train_tokenizer(config: TokenizerConfig, documents: Iterable[Document]) -> Tokenizer:
-    """Trains a tokenizer; the same documents always give the same one.
+def train_tokenizer(config: TokenizerConfig, *texts: Iterable[Document]) -> Tokenizer:
+    """Trains a tokenizer on the documents of one text or several; the same documents always give the same one.
 
-    byte ignores the documents, char takes every character in them, bpe learns from the first 20 million characters.
+    byte ignores the documents, char takes every character in them, bpe learns from the first 20 million characters: of
+    n texts, from the first 20/n million of each.
     """
-    tokenizer = {"byte": _byte, "char": _char, "bpe": _bpe}[config.kind](config, documents)
+    tokenizer = {"byte": _byte, "char": _char, "bpe": _bpe}[config.kind](config, texts)
     tokenizer.encode_special_tokens = True  # or "<|endoftext|>" in a text would end it; tokenizer.json has no such key
     return tokenizer
 
@@ -68,7 +70,7 @@ def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
     }
 
 
-def _byte(config, documents):
+def _byte(config, texts):
     # Byte-level tokenizers write a byte that is not a visible Latin-1 character as one of the characters from 256 on.
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in visible]
@@ -80,9 +82,9 @@ def _byte(config, documents):
     return tokenizer
 
 
-def _char(config, documents):
+def _char(config, texts):
     characters = set()
-    for document in documents:
+    for document in chain(*texts):
         for part in parts(document):
             characters.update(part)
     tokenizer = Tokenizer(models.WordLevel({character: n for n, character in enumerate(sorted(characters))}))
@@ -92,7 +94,7 @@ def _char(config, documents):
     return tokenizer
 
 
-def _bpe(config, documents):
+def _bpe(config, texts):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -102,14 +104,14 @@ def _bpe(config, documents):
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (piece for document in documents for piece in pieces(config, document))
-    tokenizer.train_from_iterator(_first(texts, _BPE_TRAINING_CHARACTERS), trainer)
+    share = _BPE_TRAINING_CHARACTERS // len(texts)
+    tokenizer.train_from_iterator(chain(*(_first(config, text, share) for text in texts)), trainer)
     return tokenizer
 
 
-def _first(texts, characters):
-    for text in texts:
-        yield text
-        characters -= len(text)
+def _first(config, documents, characters):
+    for piece in chain.from_iterable(pieces(config, document) for document in documents):
+        yield piece
+        characters -= len(piece)
         if characters <= 0:
             return

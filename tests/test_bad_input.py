@@ -189,7 +189,7 @@ def test_a_run_with_a_file_cut_short_is_not_resumed(run, tmp_path, capsys, name)
     assert contents(copy) == before
 
 
-@pytest.mark.parametrize("program", ["train.py", "generate.py", "compare.py"])
+@pytest.mark.parametrize("program", ["prepare.py", "train.py", "generate.py", "compare.py"])
 def test_a_program_of_its_own_ends_with_status_2(program, tmp_path):
     done = subprocess.run(
         [sys.executable, ROOT / program, tmp_path / "none"], cwd=tmp_path, capture_output=True, text=True, timeout=600

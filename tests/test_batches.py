@@ -1,8 +1,14 @@
+import hashlib
+import tracemalloc
+from collections import Counter
+
 import numpy
 import pytest
 import torch
 
-from data.batches import IGNORED, Batches, windows
+from data import batches as module
+from data.batches import IGNORED, Batches, Feistel, windows
+from data.config import quotas
 
 
 def rows(batches, count):
@@ -144,3 +150,127 @@ def test_targets_are_counted_without_padding():
     assert [packed.targets(count) for count in range(20)] == [count * 4 * 4 for count in range(20)]
     assert sum((unpacked[i][1] != IGNORED).sum().item() for i in range(3)) == unpacked.targets(3) == 2 * 17
     assert [unpacked.targets(count) for count in (0, 1, 2)] == [0, round(34 / 3), round(68 / 3)]
+
+
+# The same as ever
+
+
+def digests(batches):
+    return [hashlib.sha256(part.numpy().tobytes()).hexdigest()[:16] for i in (0, 5, 77, 10**6) for part in batches[i]]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_one_source_gives_the_bits_of_the_version_before_mixtures(mixed):
+    def make(tokens, *how):
+        return Batches([tokens], 16, 8, 3, *(how or [None]), [0.3]) if mixed else Batches(tokens, 16, 8, 3, *how)
+
+    assert digests(make(numpy.arange(5000, dtype=numpy.uint16))) == [
+        "5d05041b55e14815", "3d2152e0f284308d", "e9c3f653d74f290b", "6d18ea366f6555b2", "cd102fb5a1b663ef",
+        "8fa4229eecc0a252", "43d9625fd0935efb", "0e66735378fe2ecf",
+    ]  # fmt: skip
+    tokens = numpy.random.default_rng(0).integers(0, 40, 5000)
+    tokens[0] = 0
+    alone = make(tokens, 0)
+    assert digests(alone) == [
+        "1b422cec99a8b934", "eda61af39c227480", "dc9f724d3ad31a00", "b387975de3162564", "29daf2569b0f0edb",
+        "23a97d25880cfae6", "6de3fb685ed3714a", "e9323f0e9769a16c",
+    ]  # fmt: skip
+    assert (alone.windows, [alone.targets(n) for n in (1, 10, 1000)]) == (377, [106, 1061, 106080])
+
+
+# Mixtures
+
+MIXED = [numpy.arange(1000), numpy.arange(10_000, 10_300), numpy.arange(20_000, 20_050)]
+WEIGHTS = [5, 3.3, 0.7]
+
+
+def source_of(row):
+    return row[0] // 10_000
+
+
+def test_quotas_round_by_largest_remainders():
+    assert quotas([1, 1, 1]) == [1366, 1365, 1365]
+    assert quotas([0.7, 0.3]) == [2867, 1229]  # 2867.2 and 1228.8
+    assert quotas([5e-324, 1e300]) == [0, 4096] and quotas([0.3]) == [4096]
+
+
+def test_a_mixture_has_its_quotas_in_every_4096_sequences():
+    drawn = rows(Batches(MIXED, 10, 4096, 2, None, WEIGHTS), 2)
+    sources = [list(map(source_of, drawn[n : n + 4096])) for n in range(0, len(drawn), 4096)]
+    assert [Counter(each) for each in sources] == [dict(enumerate(quotas(WEIGHTS)))] * 2
+    assert sources[0] != sources[1]
+    for number, each in enumerate(sources):  # as the formula says
+        listed = [source for source, quota in enumerate(quotas(WEIGHTS)) for _ in range(quota)]
+        assert each == numpy.random.default_rng([2, 2**62, number]).permutation(listed).tolist()
+
+
+@pytest.mark.parametrize("end_of_text", [None, 0])
+def test_each_source_of_a_mixture_is_drawn_as_it_would_be_alone(end_of_text):
+    """Without gaps or repetition, so that each of its windows comes once an epoch."""
+    texts = [numpy.where(text % 7 == 0, 0, text) for text in MIXED]
+    for text in texts:
+        text[0] = 0
+    mixture, size = Batches(texts, 10, 1, 2, end_of_text, WEIGHTS), 4300  # across 4,096
+    drawn = [mixture[i] for i in range(size)]
+    sources = [max(ids[0].max(), targets[0].max()).item() // 10_000 for ids, targets in drawn]
+    for number, text in enumerate(texts):
+        alone = Batches(text, 10, 1, 2, end_of_text)
+        mine = [batch for batch, source in zip(drawn, sources) if source == number]
+        assert len(mine) > alone.windows
+        assert all(all(map(torch.equal, batch, alone[k])) for k, batch in enumerate(mine))
+
+
+def test_a_mixed_batch_depends_on_seed_and_index_alone():
+    one = Batches(MIXED, 10, 8, 5, None, WEIGHTS)
+    for i in (600, 0, 511, 512, 3, 3, 699, 1):
+        assert all(map(torch.equal, one[i], Batches(MIXED, 10, 8, 5, None, WEIGHTS)[i]))
+    assert rows(Batches(MIXED, 10, 3, 5, None, WEIGHTS), 80) == rows(one, 30)
+    assert rows(Batches(MIXED, 10, 8, 6, None, WEIGHTS), 1) != rows(one, 1)
+
+
+def test_targets_of_a_mixture_are_in_proportion_to_its_quotas():
+    assert [Batches(MIXED, 10, 4, 5, None, WEIGHTS).targets(n) for n in range(9)] == [n * 40 for n in range(9)]
+    two = Batches([STREAM, numpy.array([END, 1, END, 2, END, 3])], 4, 4096, 3, END, [1, 3])
+    assert two.targets(7) == round(7 * (1024 * 17 / 6 + 3072 * 5 / 3))
+
+
+# Large corpora
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 17, 2050])
+def test_a_feistel_network_permutes(count):
+    orders = [Feistel(count, numpy.random.default_rng(seed)) for seed in (0, 1)]
+    drawn = [[order[i] for i in range(count)] for order in orders]
+    assert sorted(drawn[0]) == sorted(drawn[1]) == list(range(count))
+    if count > 10:
+        assert drawn[0] != drawn[1] and drawn[0] != sorted(drawn[0])
+        steps = [abs(a - b) for a, b in zip(drawn[0], drawn[0][1:])]
+        assert abs(numpy.mean(steps) / count - 1 / 3) < (0.03 if count > 1000 else 0.2), "as of a random order"
+
+
+def test_beyond_so_many_windows_an_epoch_still_draws_each_once(monkeypatch):
+    monkeypatch.setattr(module, "_LISTED", 98)
+    drawn = rows(Batches(numpy.arange(1000), 10, 99, 0), 3)
+    epochs = [[row[0] for row in drawn[n : n + 99]] for n in range(0, 297, 99)]
+    for starts in epochs:
+        assert {b - a for a, b in zip(sorted(starts), sorted(starts)[1:])} == {10}
+    assert len({tuple(start // 10 for start in starts) for starts in epochs}) == 3
+
+
+class Long:
+    """The numbers from 0 on as a memory map far larger than any memory."""
+
+    def __len__(self):
+        return 2**40
+
+    def __getitem__(self, at):
+        return numpy.arange(at.start, at.stop) if isinstance(at, slice) else at
+
+
+def test_tokens_beyond_32_bits_are_reached_in_little_memory():
+    tracemalloc.start()
+    inputs, targets = Batches(Long(), 1024, 64, 0)[10**7]
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()
+    assert torch.equal(targets, inputs + 1) and inputs[:, 0].unique().numel() == 64
+    assert inputs.max() > 2**39 and 0.3 < (inputs[:, 0] > 2**39).double().mean() < 0.7

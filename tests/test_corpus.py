@@ -1,5 +1,6 @@
 import argparse
 import csv
+import fcntl
 import glob
 import gzip
 import hashlib
@@ -11,18 +12,22 @@ import subprocess
 import sys
 import sysconfig
 import tracemalloc
+from contextlib import contextmanager
+from pathlib import Path
 
 import datasets
 import numpy
 import pytest
+from pydantic import ValidationError
 
 from base import InputError
 from data import corpus as module
 from data import documents as documents_module
-from data import encoding, python_library, sources
+from data import encoding, hashing, python_library, shards, sources
 from data.config import DataConfig
 from data.corpus import load_corpus
 from data.documents import END_OF_TEXT
+from settings import one_line
 
 TEXTS = [f"document {n}: " + "lorem ipsum, dolor sit " * (n % 5 + 1) for n in range(60)]
 
@@ -305,7 +310,7 @@ def test_the_second_time_nothing_is_tokenized(load, many, tmp_path, monkeypatch,
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_changed_text_of_the_same_length_and_time_is_tokenized_again(load, tmp_path):
+def test_a_changed_text_of_the_same_length_and_time_is_tokenized_again(load, tmp_path, settled):
     path = tmp_path / "a.txt"
     path.write_text("old text, " * 10)
     before = path.stat()
@@ -350,7 +355,22 @@ def test_a_damaged_entry_is_made_again(name, damage, load, many, tmp_path):
     assert path.read_bytes() == content or name == "corpus.json"
 
 
-def test_another_process_that_was_first_wins(load, many, tmp_path, monkeypatch):
+def test_a_process_waits_for_another_that_prepares_the_same(load, many, tmp_path, monkeypatch):
+    """And uses what that one made. Here the other has its turn while this one asks for the lock."""
+    lock = fcntl.flock
+
+    def second(*arguments):
+        monkeypatch.undo()
+        second.first = load(many)
+        monkeypatch.setattr(module, "write_streams", None)
+        lock(*arguments)
+
+    monkeypatch.setattr("fcntl.flock", second)
+    assert load(many).train.filename == second.first.train.filename
+    assert len(entries(tmp_path)) == 1 and not list((tmp_path / "cache").glob(".unfinished*"))
+
+
+def test_without_locks_the_process_that_was_first_wins(load, many, tmp_path, monkeypatch):
     """Two processes start together: the later rename finds the folder taken, and its result is used."""
     write = module._write_entry
 
@@ -359,21 +379,300 @@ def test_another_process_that_was_first_wins(load, many, tmp_path, monkeypatch):
         slower.first = load(many)
         write(*arguments)
 
+    def no_locks(*_):
+        raise OSError
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
     monkeypatch.setattr(module, "_write_entry", slower)
     assert load(many).train.filename == slower.first.train.filename
     assert len(list((tmp_path / "cache").glob("*/train.npy"))) == 1
     assert not list((tmp_path / "cache").glob(".unfinished*"))
 
 
-def test_an_interrupted_write_leaves_nothing(load, many, tmp_path, monkeypatch):
-    def interrupt(*arguments):
-        yield [1, 2, 3]
-        raise KeyboardInterrupt
+class Killed(BaseException):
+    """As if the process ended here."""
 
-    monkeypatch.setattr(module, "token_chunks", interrupt)
-    with pytest.raises(KeyboardInterrupt):
+
+@pytest.fixture
+def killed_after(monkeypatch):
+    """killed_after(n): the preparation within it ends after n writings of tokenizer.json and the manifest."""
+
+    @contextmanager
+    def killed_after(count):
+        real, left = shards.replace_text, [count]
+
+        def write(*arguments):
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+            real(*arguments)
+
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(shards, "replace_text", write)
+            yield
+
+    return killed_after
+
+
+@pytest.mark.parametrize("kind", ("byte", "bpe"))
+def test_a_killed_preparation_goes_on_where_it_stopped(kind, many, tmp_path, monkeypatch, killed_after):
+    """With the same bytes at the end, and what its finished shards hold is not tokenized again."""
+    monkeypatch.setattr(encoding, "_BATCH_BYTES", 300)
+    monkeypatch.setattr(shards, "_SHARD", 2)
+    encoded, encoder = [], encoding._encoder
+
+    def counting(*arguments):
+        encode = encoder(*arguments)
+        return lambda batch: encoded.append(batch) or encode(batch)
+
+    monkeypatch.setattr(encoding, "_encoder", counting)
+    both = [{"source": str(many)}, {"source": str(many), "name": "again"}]
+
+    def prepare(name):
+        corpus = load_corpus(DataConfig(sources=both, tokenizer={"kind": kind}, cache_dir=str(tmp_path / name)))
+        return {path.name: path.read_bytes() for path in Path(corpus.train.filename).parent.iterdir()}
+
+    whole, once = prepare("whole"), len(encoded)
+    for kills in ([0, 1], [3, 2, 4], [8, 1]):
+        encoded.clear()
+        for count in kills:
+            with killed_after(count):
+                prepare(str(kills))
+        assert prepare(str(kills)) == whole
+        assert once <= len(encoded) <= once + 2 * len(kills), "at most a shard for each kill"
+        assert not list((tmp_path / str(kills)).glob(".unfinished*"))
+
+
+def test_an_unfinished_file_that_was_cut_is_made_again(load, many, tmp_path, monkeypatch, killed_after):
+    monkeypatch.setattr(encoding, "_BATCH_BYTES", 300)
+    monkeypatch.setattr(shards, "_SHARD", 2)
+    expected = load(many, cache_dir=str(tmp_path / "whole")).train.tolist()
+    with killed_after(4):
         load(many)
-    assert not entries(tmp_path) and not list((tmp_path / "cache").glob(".unfinished*"))
+    file = next((tmp_path / "cache").glob(".unfinished*/train.npy"))
+    file.write_bytes(file.read_bytes()[:1000])
+    assert load(many).train.tolist() == expected
+
+
+def test_an_error_while_tokenizing_leaves_nothing(load, many, tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(InputError, match="data.cache_dir .*/cache': cannot be written: No space left on device"):
+        load(many)
+    assert not list((tmp_path / "cache").iterdir())
+
+
+# The manifest of a source
+
+
+@pytest.fixture
+def settled(monkeypatch):
+    """Files count as old at once."""
+    monkeypatch.setattr(hashing, "_CLOCK", 0)
+
+
+@pytest.fixture
+def unread(monkeypatch):
+    """Within it, no text is read."""
+
+    def refuse(*_):
+        raise AssertionError("read")
+
+    @contextmanager
+    def unread():
+        with monkeypatch.context() as patch:
+            for name in ("TextFile", "open_unpacked", "_parquet_column", "_dataset_texts"):
+                patch.setattr(sources, name, refuse)
+            patch.setattr(hashing, "_read", refuse)
+            yield
+
+    return unread
+
+
+@pytest.mark.parametrize("name", ("a.txt", "a.jsonl", "a.parquet", "folder", "a*.txt", "rows"))
+def test_an_unchanged_text_is_not_read_again(name, load, tmp_path, settled, unread, capsys):
+    write_json(tmp_path / "a.jsonl", [{"text": text} for text in [*TEXTS, ""]])
+    write_parquet(tmp_path / "a.parquet", [{"text": text} for text in TEXTS])
+    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "rows")
+    for path in ("a.txt", "folder/train.txt", "folder/valid.txt", "folder/test.txt"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(f"some text of {path}")
+    capsys.readouterr()
+    first = load(tmp_path / name)
+    tokenized, *told = capsys.readouterr().err.splitlines()
+    module._tell_once.cache_clear()
+    with unread():
+        again = load(tmp_path / name)
+    assert (again.hash, again.train.tolist()) == (first.hash, first.train.tolist())
+    assert capsys.readouterr().err.splitlines() == told, "also what was left out"
+    load(tmp_path / name, "bpe", vocab_size=257)
+    assert len([*(tmp_path / "cache").glob("source-*.json")]) == 1
+
+
+@pytest.mark.parametrize("change", ("time", "size", "another file", "gone", "option"))
+def test_a_text_that_may_have_changed_is_read_again(change, load, tmp_path, settled, unread):
+    for name in ("a", "b"):
+        write_json(tmp_path / f"{name}.jsonl", [{"text": text, "n": text[:20]} for text in TEXTS])
+    source, options = tmp_path / "*.jsonl", {"text_column": "n"} if change == "option" else {}
+    first = load(source)
+    with unread():
+        load(source)
+    if change == "time":
+        os.utime(tmp_path / "a.jsonl", ns=(0, 0))
+    elif change == "size":
+        with (tmp_path / "a.jsonl").open("a") as file:
+            file.write('\n{"text": "one more"}\n')
+    elif change == "another file":
+        write_json(tmp_path / "c.jsonl", [{"text": "other"}])
+    elif change == "gone":
+        (tmp_path / "b.jsonl").unlink()
+    with unread(), pytest.raises(AssertionError, match="read"):
+        load(source, **options)
+    assert (load(source, **options).hash == first.hash) == (change == "time")
+    with unread():
+        load(source, **options)
+
+
+def test_a_text_that_has_just_been_written_is_not_trusted(load, load_file, tmp_path, unread):
+    """A second change within the same tick of the clock would leave size and times as they are."""
+    load_file("text " * 100)
+    with unread(), pytest.raises(AssertionError, match="read"):
+        load(tmp_path / "a.txt")
+
+
+def test_a_damaged_manifest_is_made_again(load, many, tmp_path, settled):
+    first = load(many)
+    for damage in ("", "[]", "{}", '{"files": 1}'):
+        file = next((tmp_path / "cache").glob("source-*.json"))
+        whole = file.read_text()
+        file.write_text(damage)
+        assert load(many).hash == first.hash and file.read_text() == whole
+
+
+def test_an_entry_of_the_version_before_shards_is_still_read(load, many, tmp_path, monkeypatch):
+    first = load(many)
+    file = entries(tmp_path)[0]
+    facts = json.loads(file.read_text())
+    for name in ("train", "val", "tuning", "reporting"):
+        facts[name] = {key: facts[name]["sources"][0][key] for key in ("documents", "bytes", "tokens")}
+    file.write_text(json.dumps(facts))
+    monkeypatch.setattr(module, "write_streams", None)
+    again = load(many)
+    assert (again.hash, again.train_bytes, again.val.tolist()) == (first.hash, first.train_bytes, first.val.tolist())
+
+
+# Mixtures
+
+
+@pytest.fixture
+def mix(tmp_path):
+    """Loads a mixture of two texts, of which the second is called other; takes what else its config says."""
+    for name, letters in {"first": "abc def ", "second": "uvw xyz "}.items():
+        (tmp_path / f"{name}.txt").write_text(letters * 100)
+
+    def mix(*weights, kind="byte", **options):
+        texts = [{"source": str(tmp_path / "first.txt")}, {"source": str(tmp_path / "second.txt"), "name": "other"}]
+        texts = [text | {"weight": weight} for text, weight in zip(texts, weights)]
+        settings = {"cache_dir": str(tmp_path / "cache"), "tokenizer": {"kind": kind, "vocab_size": 300}}
+        return load_corpus(DataConfig(sources=texts, **settings, **options))
+
+    return mix
+
+
+@pytest.mark.parametrize("part", ("all", "tuning", "reporting"))
+def test_a_mixture_has_its_sources_side_by_side(part, mix, load, tmp_path):
+    corpus = mix(1, 3, val_part=part)
+    assert [(part.name, part.weight) for part in corpus.parts] == [("first", 1), ("other", 3)]
+    alone = [load(tmp_path / f"{name}.txt", val_part=part) for name in ("first", "second")]
+    for split in ("train", "val"):
+        each = [getattr(one, split).tolist() for one in alone]
+        assert [getattr(part, split).tolist() for part in corpus.parts] == each
+        assert getattr(corpus, split).tolist() == sum(each, [])
+    assert [part.val_bytes for part in corpus.parts] == [one.val_bytes for one in alone]
+    for size in ("train_bytes", "val_bytes"):
+        assert getattr(corpus, size) == sum(getattr(one, size) for one in alone)
+    assert corpus.source == " + ".join(one.source for one in alone)
+
+
+def test_other_weights_are_the_same_text_and_tokens(mix):
+    """So that what is trained on them can be compared, token by token."""
+    one, other = mix(1, 3, kind="bpe"), mix(1, 1, kind="bpe")
+    assert one.hash == other.hash and one.train.filename == other.train.filename
+
+
+def test_one_source_is_the_same_corpus_in_either_way(load, many, tmp_path):
+    alone, settings = (
+        load(many),
+        {"cache_dir": str(tmp_path / "cache"), "tokenizer": {"kind": "byte", "vocab_size": 300}},
+    )
+    mixed = load_corpus(DataConfig(sources=[{"source": str(many), "weight": 0.3}], **settings))
+    assert (mixed.train.filename, mixed.hash, mixed.source) == (alone.train.filename, alone.hash, alone.source)
+
+
+def test_the_tokenizer_learns_equally_much_of_each_source(mix, tmp_path, monkeypatch):
+    (tmp_path / "first.txt").write_text("abc def " * 40 + "ghi jkl " * 60)
+    monkeypatch.setattr("data.tokenizer._BPE_TRAINING_CHARACTERS", 400)
+    monkeypatch.setattr(encoding, "_PIECE_CHARACTERS", 50)
+    vocabulary = mix(1, 1000, kind="bpe").tokenizer.get_vocab()
+    assert {"abc", "uvw"} <= vocabulary.keys() and not any("ghi" in token for token in vocabulary)
+    assert {*"abcdefghijkluvwxyz "} == mix(1, 1, kind="char").tokenizer.get_vocab().keys() - {END_OF_TEXT}
+
+
+def test_the_sources_of_a_mixture_have_options_of_their_own(tmp_path):
+    write_json(tmp_path / "a.jsonl", [{"body": "from a"}, {"body": ""}])
+    (tmp_path / "b.txt").write_bytes(b"caf\xe9 " * 9)
+    (tmp_path / "c.txt").write_text("c")
+    a, b, c = ({"source": str(tmp_path / name)} for name in ("a.jsonl", "b.txt", "c.txt"))
+    a_body, b_replaced = a | {"text_column": "body"}, b | {"errors": "replace"}
+
+    def load(*texts, **settings):
+        settings = {"cache_dir": str(tmp_path / "cache"), "tokenizer": {"kind": "byte"}, "val_fraction": 0.5} | settings
+        return load_corpus(DataConfig(sources=texts, **settings))
+
+    text = "caf\ufffd " * 9
+    assert in_order(load(a_body, b_replaced)) == ["fro", text[:23], "m a", text[23:]]
+    with pytest.raises(InputError, match="data.text_column 'text': .*a.jsonl, got body$"):
+        load(a, b_replaced)
+    with pytest.raises(InputError, match="b.txt: not UTF-8 at byte 3"):
+        load(a_body, b)
+    with pytest.raises(InputError, match="c.txt': expected documents for training and for validation, got 1 and 0 "):
+        load(a_body, b_replaced, c, val_fraction=0.2)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"source": None}, "expected either source or sources"),
+        ({"source": "x", "sources": [{"source": "a"}]}, "expected either source or sources"),
+        (
+            {"sources": [{"source": "a.txt"}, {"source": "b/a.txt.gz"}]},
+            "sources: two are called 'a'; give each its own",
+        ),
+        ({"sources": [{"source": "a/*.txt"}]}, "sources.0.name: '*': String should match pattern "),
+        ({"sources": [{"source": "a"}, {"source": "b", "weight": 0}]}, "sources.1.weight: 0: should be greater than 0"),
+        ({"sources": [{"source": "a", "weight": 1e-4}, {"source": "b"}]}, "sources: a weight is too small to be drawn"),
+        ({"sources": [{"weight": 1}]}, "sources.0.source: Field required"),
+        ({"sources": [{"source": "a", "weigth": 1}]}, "sources.0: unknown key 'weigth', did you mean 'weight'?"),
+        (
+            {"sources": [{"source": "a"}], "text_column": "b"},
+            "text_column is set; in a mixture each of sources has its",
+        ),
+        ({"sources": "a.txt"}, "sources: 'a.txt': should be a valid tuple"),
+    ],
+)
+def test_a_mixture_that_cannot_be_drawn_is_refused(values, message):
+    with pytest.raises(ValidationError) as caught:
+        DataConfig(**values)
+    assert one_line(caught.value).startswith(message)
+
+
+def test_a_mixture_s_config_comes_back_from_its_dump_with_the_names_filled_in():
+    texts = [{"source": "org/Set-1"}, {"source": "a/b.jsonl.gz", "weight": 2}, {"source": "python_docs"}]
+    config = DataConfig(sources=texts)
+    assert [source.name for source in config.sources] == ["Set-1", "b", "python_docs"]
+    assert DataConfig(**config.model_dump(mode="json")) == config
 
 
 @pytest.mark.parametrize("source", ("many.jsonl", "one.txt", "python_docs"))

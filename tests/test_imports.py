@@ -103,10 +103,11 @@ def test_what_all_may_import_imports_nothing_of_ours():
 
 
 def test_a_program_is_imported_by_none_and_sees_what_it_needs():
-    assert not tops(*FILES) & {"train", "generate", "compare"}
+    assert not tops(*FILES) & {"prepare", "train", "generate", "compare"}
     assert "comparison" not in tops(ROOT / "train.py")
     assert tops(ROOT / "generate.py") & OURS == {"base", "model", "sampling"}
     assert "sampling" not in tops(ROOT / "compare.py")
+    assert tops(ROOT / "prepare.py") & OURS == {"base", "configs", "data"}
 
 
 def test_wandb_is_imported_in_one_place_inside_a_function():
@@ -120,7 +121,7 @@ def test_wandb_is_imported_in_one_place_inside_a_function():
 def test_importing_the_programs_loads_nothing_heavy():
     """So that --help and a mistake in the command line answer at once."""
     heavy = ["torch", "datasets", "transformers", "wandb", "matplotlib", "numpy", "pyarrow", "tokenizers", "yaml"]
-    code = f"import sys, train, generate, compare; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, prepare, train, generate, compare; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert (done.stdout, done.stderr) == ("[]\n", "")
 

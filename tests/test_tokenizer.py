@@ -40,7 +40,8 @@ def trained(kind, vocab_size=400):
 
 def tokens(tokenizer, kind, documents):
     """The ids of token_chunks as one list."""
-    return numpy.concatenate([*token_chunks(tokenizer, TokenizerConfig(kind=kind), documents)]).tolist()
+    chunks = token_chunks(tokenizer, TokenizerConfig(kind=kind), documents)
+    return numpy.concatenate([chunk.ids for chunk in chunks]).tolist()
 
 
 def saved(tokenizer, folder):
@@ -161,7 +162,7 @@ def test_chunks_give_the_tokens_of_whole_documents(kind, size, monkeypatch):
     end = [tokenizer.token_to_id(END_OF_TEXT)]
     expected = sum((end + tokenizer.encode(text).ids for text in AWKWARD), [])
     chunks = list(token_chunks(tokenizer, TokenizerConfig(kind=kind), AWKWARD))
-    assert numpy.concatenate(chunks).tolist() == expected
+    assert numpy.concatenate([chunk.ids for chunk in chunks]).tolist() == expected
     assert len(chunks) > 1
     in_parts = [[text[i : i + 5] for i in range(0, len(text), 5)] for text in AWKWARD]
     assert tokens(tokenizer, kind, in_parts) == expected

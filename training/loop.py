@@ -59,13 +59,14 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> dict
 
 
 def fit_to_corpus(config: Config, corpus: Corpus) -> Config:
-    """The config with the vocabulary size filled in; InputError if a split is shorter than one context."""
+    """The config with the vocabulary size filled in; InputError if a source's split is shorter than one context."""
     needed, model = config.model.max_position_embeddings + 1, config.model
-    if min(len(corpus.train), len(corpus.val)) < needed:
-        raise InputError(
-            f"data.source: {config.data.source} has {len(corpus.train)} tokens for training and {len(corpus.val)} "
-            f"for validation; each needs model.max_position_embeddings + 1 = {needed}"
-        )
+    for part in corpus.parts:
+        if min(len(part.train), len(part.val)) < needed:
+            raise InputError(
+                f"data.source: {part.source} has {len(part.train)} tokens for training and {len(part.val)} "
+                f"for validation; each needs model.max_position_embeddings + 1 = {needed}"
+            )
     vocab_size = corpus.tokenizer.get_vocab_size()
     if model.vocab_size is not None and model.vocab_size < vocab_size:
         raise InputError(f"model.vocab_size: expected at least the tokenizer's {vocab_size}, got {model.vocab_size}")
@@ -140,7 +141,8 @@ class Trainer:
         packed = self.run.config.data.pack
         self.end_of_text = None if packed else self.corpus.tokenizer.token_to_id(END_OF_TEXT)
         drawn = self.context, self.settings.batch_size, self.run.config.seed
-        self.batches = Batches(self.corpus.train, *drawn, self.end_of_text)
+        parts = self.corpus.parts
+        self.batches = Batches([p.train for p in parts], *drawn, self.end_of_text, [p.weight for p in parts])
 
     def train(self) -> None:
         """Takes the remaining steps; logs, saves and evaluates when the config says so."""
@@ -266,17 +268,24 @@ class Trainer:
             raise InputError(f"{checkpoint / TRAINER}: not the state of this run ({error})") from None
 
     def evaluate(self) -> None:
-        """Logs the loss on the validation split; ends the run if it is not finite, or if a signal comes."""
-        nats = self.total_nats(self.corpus.val)
-        if nats is None:
-            self.stop(self.stopping())
-        loss, per_byte = nats / (len(self.corpus.val) - 1), bits_per_byte(nats, self.corpus.val_bytes)
+        """Logs the loss on the validation split, and of a mixture on each source's.
+
+        Ends the run if the loss is not finite, or if a signal comes.
+        """
+        nats, targets = {}, {part.name: len(part.val) - 1 for part in self.corpus.parts}
+        for part in self.corpus.parts:
+            nats[part.name] = self.total_nats(part.val)
+            if nats[part.name] is None:
+                self.stop(self.stopping())
+        total = sum(nats.values())
+        loss, per_byte = total / sum(targets.values()), bits_per_byte(total, self.corpus.val_bytes)
         if not math.isfinite(loss):
             if self.saved == self.step:
                 self.run.set_aside(self.run.checkpoint(self.step))
             rate = learning_rate(self.step, self.settings)
             self.end_as_diverged(f"step {self.step}: validation loss {loss:.4g} at {self.rate_key} {rate:.2g}")
-        self.log({"val_loss": loss, "val_bits_per_byte": per_byte})
+        each = {f"val_loss/{name}": nats[name] / targets[name] for name in nats if len(nats) > 1}
+        self.log({"val_loss": loss, "val_bits_per_byte": per_byte, **each})
         self.run.prune()
 
     def total_nats(self, tokens: np.ndarray) -> float | None:

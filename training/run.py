@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -111,7 +112,7 @@ class RunFolder:
         old, new = (flat(c.model_dump(mode="json")) for c in (load_config(self.path / "config.yaml"), self.config))
         if new["model.vocab_size"] is None:  # not yet filled in
             new["model.vocab_size"] = old["model.vocab_size"]
-        return [key for key in old | new if old.get(key) != new.get(key) and not key.startswith(RUNTIME_KEYS)]
+        return [key for key in old | new if old.get(key) != new.get(key) and not is_runtime(key)]
 
     def check_same_experiment(self, corpus: Corpus) -> None:
         """InputError naming the keys, the text or the tokenizer in which this experiment differs from the folder's.
@@ -226,8 +227,14 @@ def replace_text(file: Path, text: str) -> None:
 
 
 def flat(mapping: dict, prefix: str = "") -> dict:
-    """Nested mappings as a single one with dotted keys."""
+    """Nested mappings, also those in a list, as a single one with dotted keys."""
     found = {}
     for key, value in mapping.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        inner = dict(enumerate(value)) if isinstance(value, list) and any(isinstance(v, dict) for v in value) else value
+        found |= flat(inner, f"{prefix}{key}.") if isinstance(inner, dict) else {f"{prefix}{key}": value}
     return found
+
+
+def is_runtime(key: str) -> bool:
+    """Whether a dotted key is one of RUNTIME_KEYS, or that of a source in a mixture."""
+    return re.sub(r"^data\.sources\.\d+\.", "data.", key).startswith(RUNTIME_KEYS)
