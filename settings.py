@@ -18,12 +18,39 @@ class FrozenConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _knows_its_keys(cls, values):
+        if not isinstance(values, dict | cls):
+            keys = [key for key in cls.model_fields if cls._accepts({key: values})]
+            raise ValueError("expected a mapping" + (f", as in {{{keys[0]}: {values}}}" if keys else ""))
         for key in values if isinstance(values, dict) else ():
             if key not in cls.model_fields:
-                near = get_close_matches(str(key), cls.model_fields, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(cls.model_fields)}"
-                raise ValueError(f"unknown key {key!r:.60}, {hint}")
+                raise ValueError(f"unknown key {key!r:.60}, {cls._hint(str(key))}")
         return values
+
+    @classmethod
+    def _accepts(cls, values: dict) -> bool:
+        try:
+            return bool(cls.model_validate(values))
+        except ValidationError:
+            return False
+
+    @classmethod
+    def _hint(cls, key: str) -> str:
+        """The key that was meant: of this name further in, or spelled like it, or it has its initials or a word of it."""
+        names = list(cls.model_fields)
+        every = [(dotted, dotted.split(".")[-1]) for dotted in [*names, *cls._inner_keys()]]
+        meant = [dotted for dotted, name in every if name == key] + get_close_matches(key, names, 1)
+        meant += [dotted for dotted, name in every if get_close_matches(key, [name], 1, cutoff=0.8)]
+        meant += [dotted for dotted, name in every if key in ("".join(w[0] for w in name.split("_")), *name.split("_"))]
+        return f"did you mean {meant[0]!r}?" if meant else f"known keys: {', '.join(names)}"
+
+    @classmethod
+    def _inner_keys(cls) -> list[str]:
+        """The dotted names of all keys of the mappings in this one."""
+        found = []
+        for name, field in cls.model_fields.items():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, FrozenConfig):
+                found += [f"{name}.{key}" for key in [*field.annotation.model_fields, *field.annotation._inner_keys()]]
+        return found
 
 
 def one_line(error: ValidationError) -> str:

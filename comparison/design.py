@@ -168,6 +168,8 @@ def load_comparison(path: str, overrides: list[str]) -> Comparison:
     Overrides whose key is not one of the comparison's go to `settings`, that is to all runs.
     """
     values = read_yaml(path)
+    if "variants" not in values and values.keys() & Config.model_fields.keys() - CompareConfig.model_fields.keys():
+        raise InputError(f"{path}: a training config, expected a comparison: python train.py {path}")
     for key, value in map(parse_override, overrides):
         if key.split(".")[0] in CompareConfig.model_fields:
             set_dotted(values, key, value)

@@ -175,6 +175,8 @@ def load_config(path: str | Path, overrides: list[str] = ()) -> Config:
     InputError: one line that names the file and the key.
     """
     values = read_yaml(path)
+    if "variants" in values:
+        raise InputError(f"{path}: a comparison, expected a training config: python compare.py {path}")
     for key, value in map(parse_override, overrides):
         set_dotted(values, key, value)
     return check_config({"name": Path(path).stem, **values}, path)

@@ -38,6 +38,14 @@ def contents(folder):
     [
         ("train.lerning_rate=1", "train: unknown key 'lerning_rate', did you mean 'learning_rate'?"),
         ("sede=1", "unknown key 'sede', did you mean 'seed'?"),
+        ("steps=7", "unknown key 'steps', did you mean 'train.steps'?"),
+        ("position=alibi", "unknown key 'position', did you mean 'model.position'?"),
+        ("learnign_rate=1", "unknown key 'learnign_rate', did you mean 'train.learning_rate'?"),
+        ("train.lr=1", "train: unknown key 'lr', did you mean 'learning_rate'?"),
+        ("model.layers=2", "model: unknown key 'layers', did you mean 'num_hidden_layers'?"),
+        ("train.nonsense=1", "train: unknown key 'nonsense', known keys: steps, batch_size"),
+        ("data=my.txt", "data: 'my.txt': expected a mapping, as in {source: my.txt}"),
+        ("model=alibi", "model: 'alibi': expected a mapping, as in {position: alibi}"),
         ("train.steps=many", "train.steps: 'many'"),
         ("train.steps", "'train.steps': expected an override of the form dotted.key=value"),
         ("train.steps=7 --resume --overwrite", "--overwrite: not allowed with argument --resume"),
@@ -197,3 +205,17 @@ def test_a_program_of_its_own_ends_with_status_2(program, tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_each_command_names_the_other_for_a_config_of_its_kind(tmp_path, capsys):
+    shipped = Path(train.__file__).parent / "configs"
+    assert call(train, shipped / "compare.yaml") == 2
+    assert (
+        f"a comparison, expected a training config: python compare.py {shipped / 'compare.yaml'}"
+        in capsys.readouterr().err
+    )
+    assert call(compare, shipped / "quickstart.yaml") == 2
+    assert (
+        f"a training config, expected a comparison: python train.py {shipped / 'quickstart.yaml'}"
+        in capsys.readouterr().err
+    )

@@ -68,7 +68,7 @@ def test_null_means_what_the_description_says(load):
         ("train: {schedule: linear}", ["train.schedule", "'linear'", "'cosine'", "'wsd'"]),
         ("train: {betas: [0.9, 1.0]}", ["train.betas.1", "1.0", "less than 1"]),
         ("train: {compile: perhaps}", ["train.compile", "'perhaps'", "boolean"]),
-        ("train: 5", ["train", "5", "dictionary"]),
+        ("train: 5", ["train", "5", "expected a mapping, as in {batch_size: 5}"]),
         ("model: {position: rop}", ["model.position", "'rop'", *POSITIONS]),
         ("model: {position: {scheme: none, base: 5}}", ["model.position", "'base'"]),
         ("train: {steps: 5, warmup_steps: 6}", ["train", "warmup_steps 6", "steps 5"]),
@@ -165,7 +165,7 @@ def test_numbers_that_are_none_are_refused_by_name(load, key, value):
 @pytest.mark.parametrize("key", ["train", "data", "model", "wandb", "data.tokenizer"])
 def test_a_list_where_a_mapping_belongs_is_refused_by_name(load, key):
     text = f"{key}: [1]" if "." not in key else "data: {tokenizer: [1]}"
-    with pytest.raises(InputError, match=f"some.yaml: {key}: .*dictionary"):
+    with pytest.raises(InputError, match=f"some.yaml: {key}: .*expected a mapping$"):
         load(text)
     with pytest.raises(InputError, match=f"{key}.x: expected {key.split('.')[-1]} to be a mapping, got .*1"):
         load(text, f"{key}.x=1")
