@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from model.position import build_position
 from model.transformer import Transformer, with_position
@@ -17,7 +17,7 @@ from training.alone import Alone
 from training.loss import summed_loss
 from training.muon import orthogonalize
 
-# On CPUs, once in each process, of a fallback to another collective in `Ranks.shared_out`.
+# On CPUs, once in each process, of a fallback to another collective in `Fsdp.orthogonalize`.
 logging.getLogger("torch.distributed.tensor._collective_utils").setLevel(logging.ERROR)
 
 
@@ -50,14 +50,6 @@ class Ranks(Alone):
         dist.broadcast_object_list(values, device=torch.device("cpu"))
         return values[0]
 
-    def shared_out(self, matrices: DTensor) -> DTensor:
-        """Orthogonalizes (n, rows, columns), whole matrices in each process; laid out again as it was."""
-        whole = matrices.redistribute(placements=[Shard(0)])
-        done = orthogonalize(whole.to_local())
-        layout = {"shape": whole.shape, "stride": whole.stride()}
-        done = DTensor.from_local(done, whole.device_mesh, [Shard(0)], run_check=False, **layout)
-        return done.redistribute(placements=matrices.placements)
-
 
 class Ddp(Ranks):
     """A whole model in each process (DistributedDataParallel)."""
@@ -76,8 +68,10 @@ class Ddp(Ranks):
             return self.module(input_ids, targets) * self.size
 
     def orthogonalize(self, matrices):
-        everywhere = DTensor.from_local(matrices, self.mesh, [Replicate()], run_check=False)
-        return self.shared_out(everywhere).to_local()
+        done, own = torch.zeros_like(matrices), slice(self.rank, None, self.size)
+        done[own] = orthogonalize(matrices[own])
+        dist.all_reduce(done)  # a gather would bring as many matrices as there are processes, where those are more
+        return done
 
 
 class Fsdp(Ranks):
@@ -127,7 +121,11 @@ class Fsdp(Ranks):
         return summed_loss(model, input_ids, targets) * self.size
 
     def orthogonalize(self, matrices):
-        return self.shared_out(matrices)
+        whole = matrices.redistribute(placements=[Shard(0)])
+        done = orthogonalize(whole.to_local())
+        layout = {"shape": whole.shape, "stride": whole.stride()}
+        done = DTensor.from_local(done, whole.device_mesh, [Shard(0)], run_check=False, **layout)
+        return done.redistribute(placements=matrices.placements)
 
     def clip_grad_norm(self, model, limit):
         return nn.utils.clip_grad_norm_(model.parameters(), limit).full_tensor().item()
