@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch.distributed import TCPStore
 import train as program
 from base import InputError
 from configs import TrainConfig, load_config
-from model.checkpoint import find_checkpoint, load_checkpoint, load_trainer
+from model.checkpoint import find_checkpoint, load_checkpoint, load_trainer, save_checkpoint
 from model.config import ModelConfig
 from model.position import POSITIONS
 from model.transformer import Transformer
@@ -189,11 +190,16 @@ def test_an_evaluation_shared_out_covers_every_token_once(tmp_path, ranks):
 
 
 def stop_in(rank, step, number, *arguments):
-    """A signal that one rank alone receives, in a step."""
+    """A signal that one rank alone receives, in a step. None may end before the checkpoint is there, which takes a while."""
     with ExitStack() as stack:
         if os.environ["RANK"] == str(rank):
             stack.enter_context(before_step(step, lambda _: os.kill(os.getpid(), number)))
-        return run(*arguments)
+        stack.enter_context(
+            mock.patch.object(loop, "save_checkpoint", lambda *given: time.sleep(1) or save_checkpoint(*given))
+        )
+        status = run(*arguments)
+    assert find_checkpoint(load_config(*arguments[:1], arguments[1:]).folder)
+    return status
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])

@@ -251,6 +251,7 @@ class Trainer:
         state = {"step": self.step, "skipped": self.skipped, "optimizer": moments}
         if not self.engine.rank:
             save_checkpoint(self.run.checkpoint(self.step), model, tokenizer_files(self.corpus.tokenizer), state)
+        self.engine.from_first(None)  # or, after a signal, others end meanwhile, and torchrun kills what is left
         self.saved = self.step
         if not self.ends_interval(self.settings.eval_every):  # else `evaluate` prunes, unless the weights are ruined
             self.run.prune()

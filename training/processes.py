@@ -10,6 +10,7 @@ from base import InputError
 
 STARTED_BY_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR")
 STARTED_BY_TORCHRUN += ("MASTER_PORT", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME")
+_KEPT = []  # as long as the process lives: gloo's destructor waits for a thread that may wait for Python's lock
 TIMEOUT = timedelta(minutes=30)  # for what one process does while the others wait, such as a checkpoint
 
 
@@ -50,4 +51,5 @@ def joined() -> Iterator[int]:
             ) from None
         raise
     finally:
+        _KEPT.append(distributed.group.WORLD)
         distributed.destroy_process_group()
