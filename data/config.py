@@ -17,6 +17,9 @@ class TokenizerConfig(FrozenConfig):
     """One token per UTF-8 byte, one per character of the corpus, or byte-level byte-pair encoding."""
     vocab_size: int = Field(4096, ge=257)
     """Size of a bpe vocabulary, including the 256 bytes and end-of-text; byte and char ignore it."""
+    folder: str | None = None
+    """Folder whose tokenizer.json is taken as it is, which leaves no matter to kind and vocab_size. Its <|endoftext|>
+    parts documents, or else the token that its files name as the end."""
 
 
 class SourceConfig(FrozenConfig):

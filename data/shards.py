@@ -33,6 +33,7 @@ def write_streams(
     config: TokenizerConfig,
     train: Callable[[], Tokenizer],
     streams: Mapping[str, Sequence[Callable[[], Iterable[Document]]]],
+    end_of_text: int | None = None,
 ) -> dict:
     """Writes, or goes on writing, the tokenizer and the tokens of streams, each of several sources one after another.
 
@@ -57,7 +58,9 @@ def write_streams(
             told = time.monotonic()
 
     for name, sources in streams.items():
-        chunks_of = [lambda first, text=text: token_chunks(tokenizer, config, text(), first) for text in sources]
+        chunks_of = [
+            lambda first, text=text: token_chunks(tokenizer, config, text(), first, end_of_text) for text in sources
+        ]
         dtype = numpy.dtype("<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4")
         _write_stream(folder / f"{name}.npy", dtype, chunks_of, manifest[name]["sources"], finish_shard)
     return manifest
