@@ -209,7 +209,15 @@ def _write_entry(folder, config, content, splits, given):
         "config": config.tokenizer.model_dump(exclude={"folder"}),
     }
     streams = {key: [split[key] for split in splits] for key in splits[0]}
-    manifest = write_streams(folder, about, config.tokenizer, train, streams, given and given.end_of_text)
+    manifest = write_streams(
+        folder,
+        about,
+        config.tokenizer,
+        train,
+        streams,
+        given and given.end_of_text,
+        [each.max_tokens for each in config.each()],
+    )
     for each, *sizes in zip(config.each(), manifest["train"]["sources"], manifest["val"]["sources"]):
         counts = [size["documents"] for size in sizes]
         if not all(counts):

@@ -64,20 +64,36 @@ class Chunk(NamedTuple):
 
 
 def token_chunks(
-    tokenizer: Tokenizer, config: TokenizerConfig, documents: Iterable[Document], first: int = 0, end: int | None = None
+    tokenizer: Tokenizer,
+    config: TokenizerConfig,
+    documents: Iterable[Document],
+    first: int = 0,
+    end: int | None = None,
+    room: int | None = None,
 ) -> Iterator[Chunk]:
     """Token ids of all documents in order, each preceded by end-of-text, from the chunk of number `first` on.
 
-    end: that token's id; None: of END_OF_TEXT.
+    end: that token's id; None: of END_OF_TEXT. room: at most so many tokens, in whole documents but for one that spans
+    chunks.
 
     The ids are those of whole documents. Only in bpe, and only where 100,000 characters have no space, newline or
     punctuation, a token may be cut short. The tokenizer of a folder is cut before spaces, which changes no token where
     a space begins a word; one that puts a space before each text (Llama 2's) does so every 10,000 characters.
     """
-    encode = _encoder(tokenizer, config, tokenizer.token_to_id(END_OF_TEXT) if end is None else end)
+    end = tokenizer.token_to_id(END_OF_TEXT) if end is None else end
+    encode = _encoder(tokenizer, config, end)
     for batch in islice(_batches(config, documents), first, None):
+        ids, is_full = encode(batch), False
+        if room is not None and (is_full := len(ids) > room):
+            starts = numpy.flatnonzero(ids[: room + 1] == end)  # where documents begin, so where earlier ones end
+            ids = ids[: starts[-1] if len(starts) else 0]
+            places = [place for place, piece in enumerate(batch) if piece == _MARK]
+            batch = batch[: places[len(starts)] if len(starts) else 1]
+        room = room and room - len(ids)
         marks = batch.count(_MARK)
-        yield Chunk(encode(batch), sum(map(len, batch)) - marks, marks - 1)
+        yield Chunk(ids, sum(map(len, batch)) - marks, marks - 1)
+        if is_full:
+            return
 
 
 def _encoder(tokenizer, config, end):

@@ -30,6 +30,7 @@ RUNTIME_KEYS += ("train.eval_every", "train.checkpoint_every", "train.keep_check
 RUNTIME_KEYS += ("train.threads", "train.micro_batch_size", "train.parallel", "train.recompute")
 # where the text is; the corpus hash tells whether text and split are the same
 RUNTIME_KEYS += ("data.source", "data.subset", "data.split", "data.text_column", "data.errors")
+RUNTIME_KEYS += ("data.revision", "data.streaming", "data.max_tokens")
 
 
 class RunFolder:
