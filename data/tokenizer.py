@@ -73,7 +73,11 @@ class FolderTokenizer:
             )
         kept = (place / name for name in ("tokenizer_config.json", "chat_template.jinja"))
         files = tokenizer_files(tokenizer, tokenizer.id_to_token(ends[0]))
-        files |= {file.name: file.read_text(encoding="utf-8") for file in kept if file.is_file()}
+        for file in filter(Path.is_file, kept):
+            try:
+                files[file.name] = file.read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise InputError(f"{file}: not readable: {error}") from None
         # documents begin with their end-of-text; generate.py and transformers stop at any of these
         generation = {"bos_token_id": ends[0], "eos_token_id": ends}
         return cls(tokenizer, ends[0], files | {"generation_config.json": json.dumps(generation, indent=2) + "\n"})
