@@ -107,7 +107,7 @@ def test_the_first_loss_is_that_of_transformers_on_the_same_tokens(kind, end, fo
         assert tokens.tolist() == [theirs.eos_token_id, *theirs(text, add_special_tokens=False).input_ids]
     assert len(TEXT) > 30_000, "several pieces, one of which is cut between lines of punctuation where others would be"
     batches = Batches(corpus.train, 16, config.train.batch_size, config.seed)
-    assert rows(config.folder)[0]["train_loss"] == pytest.approx(loss(place, batches[0]), abs=2e-6)
+    assert rows(config.folder)[0]["train_loss"] == pytest.approx(loss(place, batches[0]), abs=1e-5)
 
 
 def test_a_checkpoint_has_what_its_folder_had(folder, configure, capsys):
@@ -143,7 +143,7 @@ def test_a_longer_context_with_yarn_is_three_lines(folder, configure):
     stored = json.loads((place / "config.json").read_text())
     stored |= {"max_position_embeddings": 64, "rope_parameters": expected}
     (place / "config.json").write_text(json.dumps(stored))
-    assert rows(config.folder)[0]["train_loss"] == pytest.approx(loss(place, batches[0]), abs=2e-6)
+    assert rows(config.folder)[0]["train_loss"] == pytest.approx(loss(place, batches[0]), abs=1e-5)
 
 
 def test_a_stopped_run_needs_its_folder_no_more(folder, configure):
@@ -163,7 +163,7 @@ def test_one_s_own_run_is_a_start_too(folder, configure):
     second = configure(first.folder, "name=second", steps=1, warmup_steps=0)
     train(second)
     batch = Batches(load_corpus(second.data).train, 16, 4, 0)[0]
-    assert rows(second.folder)[0]["train_loss"] == pytest.approx(loss(find_checkpoint(first.folder), batch), abs=2e-6)
+    assert rows(second.folder)[0]["train_loss"] == pytest.approx(loss(find_checkpoint(first.folder), batch), abs=1e-5)
 
 
 @pytest.mark.parametrize(
