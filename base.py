@@ -1,9 +1,13 @@
-"""What every module may import: the error for bad input, and how the programs report it."""
+"""What every module may import: the error for bad input, how the programs report it, and where checkpoints are."""
 
 import argparse
+import json
 import os
 import sys
 from contextlib import contextmanager
+from pathlib import Path
+
+MAX_JSON = 2**26  # bytes
 
 
 class InputError(ValueError):
@@ -47,3 +51,41 @@ def writing(place):
         yield
     except OSError as error:
         raise InputError(f"{place}: cannot be written: {error.strerror or error}") from None
+
+
+def find_checkpoint(folder: Path) -> Path:
+    """The checkpoint that a folder means: itself, or the newest in it, of a run of ours or of `transformers`' Trainer.
+
+    InputError if there is none.
+    """
+    if (folder / "config.json").is_file():
+        return folder
+    complete = complete_checkpoints(folder) or _numbered(folder, "checkpoint-")
+    if not complete:
+        raise InputError(
+            f"{folder}: expected a run folder with a checkpoint, or a checkpoint folder with a config.json"
+        )
+    return complete[max(complete)]
+
+
+def complete_checkpoints(run: Path) -> dict[int, Path]:
+    """The complete checkpoints of a run folder, by step."""
+    return _numbered(run / "checkpoints", "step_")
+
+
+def _numbered(folder, prefix):
+    found = {path.parent.name.removeprefix(prefix): path.parent for path in folder.glob(f"{prefix}*/config.json")}
+    return {int(number): path for number, path in found.items() if number.isdecimal()}
+
+
+def read_json(file: Path) -> dict:
+    """The mapping in a JSON file; InputError names the file otherwise."""
+    try:
+        if file.exists() and not (file.is_file() and file.stat().st_size <= MAX_JSON):
+            raise ValueError(f"expected a file of at most {MAX_JSON:,} bytes")
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{file}: missing, cut short or not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{file}: expected a mapping, got {type(content).__name__}")
+    return content

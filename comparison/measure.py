@@ -26,6 +26,7 @@ from model.position import POSITIONS
 from model.transformer import Transformer, with_position
 from settings import one_line
 from training.run import RunFolder, flat, is_runtime, replace_text
+from training.starting import first_model
 
 VERSION = 2  # raise it when the same model gives other numbers
 
@@ -88,7 +89,7 @@ def measure(
             replace_text(file, json.dumps(kept, default=asdict))
         return kept[name]["numbers"]
 
-    start, packed = (run.config.model, run.config.seed), run.config.data.pack
+    start, packed = (run.config.train.init_from, run.config.model, run.config.seed), run.config.data.pack
     numbers = remembered("model", {}, partial(_measure_all, context=context, packed=packed, start=start))
     model = run.config.trained_model
     others = {name: options for name, options in evaluate_with.items() if not rejection(model, options)}
@@ -113,12 +114,12 @@ def _evaluate(model: Transformer, corpus: Corpus, context: int, packed: bool) ->
 
 
 def _measure_all(
-    model: Transformer, corpus: Corpus, context: int, packed: bool, start: tuple[ModelConfig, int]
+    model: Transformer, corpus: Corpus, context: int, packed: bool, start: tuple[str | None, ModelConfig, int]
 ) -> dict:
     trained = model.config.max_position_embeddings
     return _evaluate(model, corpus, context, packed) | {
         "attention": attention_by_distance(model, corpus.val, trained) if packed else None,
-        "embedding_rms": {"start": embedding_rms(Transformer(*start)), "end": embedding_rms(model)},
+        "embedding_rms": {"start": embedding_rms(first_model(*start)), "end": embedding_rms(model)},
         "position_parameters": sum(parameter.numel() for parameter in model.position.parameters()),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }

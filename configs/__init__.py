@@ -29,6 +29,9 @@ ConfigClass = TypeVar("ConfigClass", bound=FrozenConfig)
 class TrainConfig(FrozenConfig):
     """How a model is trained."""
 
+    init_from: Annotated[str, Field(min_length=1)] | None = None
+    """start from the model and the tokenizer of a folder that generate.py reads. Its shape is the model's; only
+    max_position_embeddings and the position's base and scaling may be given. null: from new weights"""
     steps: PositiveInt = 1000
     """optimizer steps"""
     batch_size: PositiveInt = 16
@@ -144,6 +147,18 @@ class Config(FrozenConfig):
     """the training"""
     wandb: WandbConfig = WandbConfig()
     """optional logging"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_the_tokenizer_too(cls, values):
+        train, data = (values.get(key, {}) if isinstance(values, dict) else None for key in ("train", "data"))
+        folder = train.get("init_from") if isinstance(train, dict) else None
+        if not isinstance(folder, str) or not isinstance(data, dict):
+            return values
+        given = data.get("tokenizer", {"folder": folder})
+        if not isinstance(given, dict) or given.get("folder") != folder:
+            raise ValueError(f"data.tokenizer: train.init_from {folder!r:.80} has its own; leave this key out")
+        return {**values, "data": {**data, "tokenizer": given}}
 
     @model_validator(mode="after")
     def _has_a_scheme_to_drop(self):

@@ -17,6 +17,9 @@ class TokenizerConfig(FrozenConfig):
     """One token per UTF-8 byte, one per character of the corpus, or byte-level byte-pair encoding."""
     vocab_size: int = Field(4096, ge=257)
     """Size of a bpe vocabulary, including the 256 bytes and end-of-text; byte and char ignore it."""
+    folder: str | None = None
+    """Folder whose tokenizer.json is taken as it is, which leaves no matter to kind and vocab_size. Its <|endoftext|>
+    parts documents, or else the token that its files name as the end."""
 
 
 class SourceConfig(FrozenConfig):
@@ -28,10 +31,27 @@ class SourceConfig(FrozenConfig):
     """Configuration of a Hugging Face data set that has several."""
     split: str = "train"
     """Split of a Hugging Face data set to train on."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hugging Face data set; null: its newest. A commit asks the hub only for what is not
+    here yet."""
+    streaming: bool = False
+    """true: of a Hugging Face data set take max_tokens, tokenized as they arrive and never stored as text. Validation has
+    at most 4 bytes for each token of val_fraction · max_tokens: the first documents of the set's own split, or else of
+    this one, which are then not trained on. A killed preparation reads again what it had read, and skips it."""
+    max_tokens: int | None = Field(None, gt=0)
+    """Tokens to train on, in whole documents, when streaming."""
     text_column: str = "text"
     """Column that holds the text, in all but text files; rows without text are skipped."""
     errors: Literal["strict", "replace"] = "strict"
     """What to do with bytes in local files that are not UTF-8: refuse the file, or replace them with U+FFFD."""
+
+    @model_validator(mode="after")
+    def _streams_so_much(self):
+        if self.streaming != (self.max_tokens is not None):
+            raise ValueError(
+                f"streaming {str(self.streaming).lower()}: max_tokens {self.max_tokens}: expected both or none"
+            )
+        return self
 
 
 class WeightedConfig(SourceConfig):
@@ -90,6 +110,12 @@ class DataConfig(SourceConfig):
             raise ValueError(f"{own[0]} is set; in a mixture each of sources has its own")
         if twice := [name for name, count in Counter(source.name for source in self.sources).items() if count > 1]:
             raise ValueError(f"sources: two are called {twice[0]!r}; give each its own name")
+        if (
+            self.tokenizer.kind == "char"
+            and not self.tokenizer.folder
+            and any(s.streaming for s in (self, *self.sources))
+        ):
+            raise ValueError("streaming true: tokenizer.kind 'char' reads all text first; expected byte or bpe")
         if 0 in quotas([source.weight for source in self.sources]):
             raise ValueError(f"sources: a weight is too small to be drawn once in {ROUND:,} sequences")
         return self

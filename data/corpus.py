@@ -19,11 +19,11 @@ from tokenizers import Tokenizer
 
 from base import InputError, printable, writing
 from data.config import DataConfig
-from data.documents import Slice, parts
+from data.documents import END_OF_TEXT, Slice, parts
 from data.hashing import content, digest
 from data.shards import MANIFEST, write_streams
 from data.sources import open_source
-from data.tokenizer import load_tokenizer, train_tokenizer
+from data.tokenizer import FolderTokenizer, load_tokenizer, tokenizer_files, train_tokenizer
 
 HALVES = ("tuning", "reporting")  # of the validation text
 _VERSION = 2  # raise it when the same text and settings produce different files
@@ -45,13 +45,15 @@ class Part:
 class Corpus:
     """train, val: 1-D memory maps of token ids (uint16, or uint32 for a vocabulary above 65,536), with an end-of-text
     token before each document; val is the part that data.val_part names. hash: SHA-256 of the whole text alone, of a
-    mixture that of its sources' hashes. train_bytes, val_bytes: UTF-8 bytes of the text. parts: of a mixture one for
+    mixture that of its sources' hashes. end_of_text: that token's id. files: of the tokenizer, for a checkpoint. train_bytes, val_bytes: UTF-8 bytes of the text. parts: of a mixture one for
     each source, in order; else one, of all.
     """
 
     train: numpy.memmap
     val: numpy.memmap
     tokenizer: Tokenizer
+    end_of_text: int
+    files: dict[str, str]
     hash: str
     train_bytes: int
     val_bytes: int
@@ -67,6 +69,7 @@ def load_corpus(config: DataConfig) -> Corpus:
     A killed preparation is continued. Where a text is prepared and its files are unchanged, this reads none of it.
     InputError: a source that cannot be found or read or has too little text, a cache_dir that cannot be written.
     """
+    given = FolderTokenizer.of(config.tokenizer.folder) if config.tokenizer.folder else None
     opened = [(each, open_source(each)) for each in config.each()]
     contents = [content(streams, each) for each, streams in opened]
     for (each, _), found in zip(opened, contents):
@@ -74,16 +77,19 @@ def load_corpus(config: DataConfig) -> Corpus:
             raise InputError(f"data.source {each.source!r}: no text in it")
     hashes = [found.hash for found in contents]
     whole = hashes[0] if len(hashes) == 1 else sha256(json.dumps(hashes).encode()).hexdigest()
-    settings = [_VERSION, whole, config.val_fraction, config.tokenizer.model_dump()]
+    tokenizer = config.tokenizer.model_dump(exclude={"folder"})
+    if given:  # what it is, wherever it lies
+        tokenizer = [sha256(given.tokenizer.to_str().encode()).hexdigest(), given.end_of_text]
+    settings = [_VERSION, whole, config.val_fraction, tokenizer]
     folder = Path(config.cache_dir).expanduser() / sha256(json.dumps(settings).encode()).hexdigest()[:20]
-    corpus = _read_entry(folder, config)
+    corpus = _read_entry(folder, config, given)
     if corpus is None:
         fraction = config.val_fraction
         splits = [
             _split(_with_text(streams), found.documents, fraction) for (_, streams), found in zip(opened, contents)
         ]
-        _make_entry(folder, config, whole, splits)
-        corpus = _read_entry(folder, config)
+        _make_entry(folder, config, whole, splits, given)
+        corpus = _read_entry(folder, config, given)
     if not all(len(part.val) for part in corpus.parts):
         raise InputError(
             f"data.val_part {config.val_part!r}: the validation text has no document in that half; more documents, or a single one, have both"
@@ -139,12 +145,12 @@ def _train_and_val(streams, documents, fraction):
     }
 
 
-def _make_entry(folder, config, content, splits):
+def _make_entry(folder, config, content, splits, given):
     with writing(f"data.cache_dir {config.cache_dir!r}"), _workplace(folder) as work:
-        if _read_entry(folder, config) is not None:  # another process has just made it
+        if _read_entry(folder, config, given) is not None:  # another process has just made it
             return
         try:
-            _write_entry(work, config, content, splits)
+            _write_entry(work, config, content, splits, given)
         except Exception:  # but not when killed
             shutil.rmtree(work)
             raise
@@ -185,18 +191,33 @@ def _remove_if_empty(folder):
         folder.rmdir()
 
 
-def _write_entry(folder, config, content, splits):
+def _write_entry(folder, config, content, splits, given):
     start = time.monotonic()
     name = _name(config)
 
     def train():
+        if given:
+            return given.tokenizer
         # A char tokenizer needs the characters of the validation text too, or that text would have no loss.
         seen = ("train", "val") if config.tokenizer.kind == "char" else ("train",)
         return train_tokenizer(config.tokenizer, *(chain(*(split[key]() for key in seen)) for split in splits))
 
-    about = {"version": _VERSION, "source": name, "hash": content, "config": config.tokenizer.model_dump()}
+    about = {
+        "version": _VERSION,
+        "source": name,
+        "hash": content,
+        "config": config.tokenizer.model_dump(exclude={"folder"}),
+    }
     streams = {key: [split[key] for split in splits] for key in splits[0]}
-    manifest = write_streams(folder, about, config.tokenizer, train, streams)
+    manifest = write_streams(
+        folder,
+        about,
+        config.tokenizer,
+        train,
+        streams,
+        given and given.end_of_text,
+        [each.max_tokens for each in config.each()],
+    )
     for each, *sizes in zip(config.each(), manifest["train"]["sources"], manifest["val"]["sources"]):
         counts = [size["documents"] for size in sizes]
         if not all(counts):
@@ -220,7 +241,7 @@ def _name(config):
     return " + ".join(each.source for each in config.each())
 
 
-def _read_entry(folder, config):
+def _read_entry(folder, config, given):
     """The cached corpus, or None if it is missing or damaged."""
     streams = {"train": "train", "val": "val" if config.val_part == "all" else config.val_part}
     try:
@@ -239,9 +260,12 @@ def _read_entry(folder, config):
             (config.source, config.source, 1)
         ]
         parts = zip(named, stretches["train"], stretches["val"], bytes_["val"])
+        tokenizer = given.tokenizer if given else load_tokenizer(folder)
         return Corpus(
             **tokens,
-            tokenizer=load_tokenizer(folder),
+            tokenizer=tokenizer,
+            end_of_text=given.end_of_text if given else tokenizer.token_to_id(END_OF_TEXT),
+            files=given.files if given else tokenizer_files(tokenizer),
             hash=manifest["hash"],
             train_bytes=sum(bytes_["train"]),
             val_bytes=sum(bytes_["val"]),

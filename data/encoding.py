@@ -27,6 +27,8 @@ _MARK = b"\xff"  # never a byte of UTF-8
 
 # A word of the pre-tokenizer never goes on from a non-space to a space, nor from a letter or digit to punctuation, and
 # no lookahead of an earlier word reaches this far: a cut here leaves every token as it was.
+# The word of another model's tokenizer may go on from punctuation to a newline.
+_FOLDER_BOUNDARY = re.compile(r"\S(?= )")
 _BPE_BOUNDARY = re.compile(r"\S(?=[ \n])|[A-Za-z0-9一-鿿ぁ-ゖァ-ヺ가-힣](?=[!-/:-@\[-`{-~、。，！？；：])")
 
 # A finer cut, between two bytes: no token reaches across where _CUTS has a 1 in the row of the first byte's group and
@@ -62,24 +64,49 @@ class Chunk(NamedTuple):
 
 
 def token_chunks(
-    tokenizer: Tokenizer, config: TokenizerConfig, documents: Iterable[Document], first: int = 0
+    tokenizer: Tokenizer,
+    config: TokenizerConfig,
+    documents: Iterable[Document],
+    first: int = 0,
+    end: int | None = None,
+    room: int | None = None,
 ) -> Iterator[Chunk]:
     """Token ids of all documents in order, each preceded by end-of-text, from the chunk of number `first` on.
 
+    end: that token's id; None: of END_OF_TEXT. room: at most so many tokens, in whole documents but for one that spans
+    chunks.
+
     The ids are those of whole documents. Only in bpe, and only where 100,000 characters have no space, newline or
-    punctuation, a token may be cut short.
+    punctuation, a token may be cut short. The tokenizer of a folder is cut before spaces, which changes no token where
+    a space begins a word; one that puts a space before each text (Llama 2's) does so every 10,000 characters.
     """
-    encode = _encoder(tokenizer, config)
+    end = tokenizer.token_to_id(END_OF_TEXT) if end is None else end
+    encode = _encoder(tokenizer, config, end)
     for batch in islice(_batches(config, documents), first, None):
+        ids, is_full = encode(batch), False
+        if room is not None and (is_full := len(ids) > room):
+            starts = numpy.flatnonzero(ids[: room + 1] == end)  # where documents begin, so where earlier ones end
+            ids = ids[: starts[-1] if len(starts) else 0]
+            places = [place for place, piece in enumerate(batch) if piece == _MARK]
+            batch = batch[: places[len(starts)] if len(starts) else 1]
+        room = room and room - len(ids)
         marks = batch.count(_MARK)
-        yield Chunk(encode(batch), sum(map(len, batch)) - marks, marks - 1)
+        yield Chunk(ids, sum(map(len, batch)) - marks, marks - 1)
+        if is_full:
+            return
 
 
-def _encoder(tokenizer, config):
+def _encoder(tokenizer, config, end):
     """A function from a batch to its ids, without that of the batch's own _MARK."""
     import pyarrow  # takes 0.1 s to load, for nothing where text is in the cache or only generated
 
-    end, width = tokenizer.token_to_id(END_OF_TEXT), _token_widths(tokenizer, config)
+    width = None if config.folder else _token_widths(tokenizer, config)
+
+    def pieces_alone(batch):
+        texts = [piece.decode() for piece in batch[1:] if piece != _MARK]
+        found = (each.ids for each in tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        ids = ([end] if piece == _MARK else next(found) for piece in batch[1:])
+        return numpy.fromiter(chain.from_iterable(ids), numpy.uint32)
 
     def bytes_themselves(batch):
         ids = numpy.frombuffer(b"".join(batch[1:]), numpy.uint8).astype(numpy.uint32)
@@ -96,7 +123,7 @@ def _encoder(tokenizer, config):
         offsets = numpy.searchsorted(numpy.cumsum(width[ids]), ends, "right").astype(numpy.int32)
         return pyarrow.ListArray.from_arrays(offsets, ids).take(words.indices).flatten().to_numpy()[1:]
 
-    return bytes_themselves if config.kind == "byte" else encode
+    return pieces_alone if config.folder else bytes_themselves if config.kind == "byte" else encode
 
 
 def _batches(config, documents):
@@ -130,9 +157,9 @@ def _end_of_piece(config, text, start):
     end, longest = start + _PIECE_CHARACTERS, start + _LONGEST_PIECE
     if len(text) <= end:
         return 0
-    if config.kind != "bpe":
+    if config.kind != "bpe" and not config.folder:
         return end
-    match = _BPE_BOUNDARY.search(text, end, longest)
+    match = (_FOLDER_BOUNDARY if config.folder else _BPE_BOUNDARY).search(text, end, longest)
     return match.end() if match else longest if len(text) > longest else 0
 
 

@@ -26,7 +26,11 @@ class Content(NamedTuple):
 
 
 def content(streams: Streams, config: DataConfig) -> Content:
-    """What the text of a source is. Reads it only if paths, sizes or times of its files are not those of last time."""
+    """What the text of a source is. Reads it only if paths, sizes or times of its files are not those of last time,
+    and nothing of a stream: its hash is that of what names it.
+    """
+    if streams.identity:
+        return Content(sha256(json.dumps(streams.identity).encode()).hexdigest(), 1, 0)
     files = _state(streams)
     which = [_VERSION, config.model_dump(include={*SourceConfig.model_fields})]
     name = sha256(json.dumps(which).encode()).hexdigest()[:20]

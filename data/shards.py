@@ -33,9 +33,12 @@ def write_streams(
     config: TokenizerConfig,
     train: Callable[[], Tokenizer],
     streams: Mapping[str, Sequence[Callable[[], Iterable[Document]]]],
+    end_of_text: int | None = None,
+    most: Sequence[int | None] | None = None,
 ) -> dict:
     """Writes, or goes on writing, the tokenizer and the tokens of streams, each of several sources one after another.
 
+    most: tokens to take of each source for the stream "train"; None: all.
     Returns the manifest: `about`, and for each stream {"sources": [{"documents": …, "bytes": …, "tokens": …}, …]}.
     """
     manifest = _begun(folder) or about | {name: {"sources": [{**_NOTHING} for _ in s]} for name, s in streams.items()}
@@ -57,7 +60,13 @@ def write_streams(
             told = time.monotonic()
 
     for name, sources in streams.items():
-        chunks_of = [lambda first, text=text: token_chunks(tokenizer, config, text(), first) for text in sources]
+        rooms = most if most and name == "train" else [None] * len(sources)
+        chunks_of = [
+            lambda size, text=text, room=room: token_chunks(
+                tokenizer, config, text(), size["chunks"], end_of_text, room and room - size["tokens"]
+            )
+            for text, room in zip(sources, rooms)
+        ]
         dtype = numpy.dtype("<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4")
         _write_stream(folder / f"{name}.npy", dtype, chunks_of, manifest[name]["sources"], finish_shard)
     return manifest
@@ -85,7 +94,7 @@ def _write_stream(path, dtype, chunks_of, sizes, finish_shard):
         for chunks, size in zip(chunks_of, sizes):
             if size["finished"]:
                 continue
-            for chunk in chunks(size["chunks"]):
+            for chunk in chunks(size):
                 file.write(chunk.ids.astype(dtype).tobytes())
                 more = {"chunks": 1, "documents": chunk.documents, "bytes": chunk.bytes, "tokens": len(chunk.ids)}
                 size.update({key: size[key] + more[key] for key in more})

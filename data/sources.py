@@ -12,6 +12,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
@@ -23,6 +24,7 @@ from data.config import DataConfig
 from data.documents import Document, TextFile, open_unpacked
 from data.python_library import python_docs, python_source
 
+_BUILT_IN = ("python_docs", "python_source")
 _SUFFIXES = (".txt", ".json", ".jsonl", ".csv", ".parquet")
 _METADATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # written by datasets
 _VALIDATION = ("validation", "valid", "val", "dev", "eval", "evaluation")
@@ -35,10 +37,12 @@ class Streams(dict[str, Callable[[], Iterator[Document]]]):
     """The document streams of a source: a function for "train", and one for "validation" if the source has its own.
 
     files: of each split, those that it is read from; none if it has no files, or some that are not known.
+    identity: of a stream from the hub, what names its text: repository, commit, subset, split, column and max_tokens.
     kept, left_out: in words, how files were divided and what was left out, where a user may not expect it.
     """
 
     files: Mapping[str, Sequence[Path]] = MappingProxyType({})
+    identity: tuple = ()
     kept: str = ""
     left_out: tuple[str, ...] = ()
 
@@ -46,10 +50,15 @@ class Streams(dict[str, Callable[[], Iterator[Document]]]):
 def open_source(config: DataConfig) -> Streams:
     """The streams of a source; InputError if it cannot be found."""
     source = config.source
+    if config.revision or config.streaming:
+        is_ours = source in _BUILT_IN or source.startswith(synthetic.PREFIX) or Path(source).exists()
+        if is_ours or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
+            key = "streaming" if config.streaming else "revision"
+            raise InputError(f"data.{key}: expected the name of a Hugging Face data set as data.source, got {source!r}")
     path = Path(source).expanduser()
-    if source == "python_docs":
+    if source == _BUILT_IN[0]:
         return Streams(train=partial(python_docs, config))
-    if source == "python_source":
+    if source == _BUILT_IN[1]:
         return Streams(train=python_source)
     if task := synthetic.task_of(source):
         return Streams({split: partial(synthetic.documents, task, split) for split in synthetic.DOCUMENTS})
@@ -71,7 +80,7 @@ def open_source(config: DataConfig) -> Streams:
     local = _suffix(path) in _SUFFIXES or source[:1] in "./~" or source.count("/") > 1
     if local or ("/" in source and path.parent.is_dir()):
         raise InputError(f"data.source {source!r}: no such file or folder")
-    return _hub_dataset(config)
+    return _hub_stream(config) if config.streaming else _hub_dataset(config)
 
 
 def _unpacked(path):
@@ -242,21 +251,79 @@ def _saved_dataset(config, path):
 
 def _hub_dataset(config):
     import datasets  # takes 2 s to load
+
+    which = {"revision": config.revision} if config.revision else {}
+    with _hub_errors(config):
+        if not datasets.config.HF_HUB_OFFLINE:  # datasets itself would try for 23 s
+            _hub_info(config)
+        names = datasets.get_dataset_split_names(config.source, config.subset, **which)
+        wanted = {config.split, *(name for name in names if name in _VALIDATION)}
+        tables = {name: datasets.load_dataset(config.source, config.subset, split=name, **which) for name in wanted}
+    return _splits(config, tables)
+
+
+def _hub_info(config):
     from huggingface_hub import HfApi
 
+    which = {"revision": config.revision} if config.revision else {}
+    return HfApi().dataset_info(config.source, timeout=5, **which)
+
+
+@contextmanager
+def _hub_errors(config):
     try:
-        if not datasets.config.HF_HUB_OFFLINE:  # datasets itself would try for 23 s
-            HfApi().dataset_info(config.source, timeout=5)
-        names = datasets.get_dataset_split_names(config.source, config.subset)
-        wanted = {config.split, *(name for name in names if name in _VALIDATION)}
-        tables = {name: datasets.load_dataset(config.source, config.subset, split=name) for name in wanted}
+        yield
+    except InputError:
+        raise
     except Exception as error:  # network, authorization, unknown names, broken files
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(
             f"data.source {config.source!r}: no such file or folder, and as a Hugging Face data set: {reason} "
             "(HF_HUB_OFFLINE=1 uses one that was downloaded before)"
         ) from None
-    return _splits(config, tables)
+
+
+def _hub_stream(config):
+    """Streams that ask the hub for no text before they are read; of a commit, for nothing at all."""
+    commit = config.revision
+    if not re.fullmatch("[0-9a-f]{40}", commit or ""):
+        with _hub_errors(config):
+            commit = _hub_info(config).sha
+
+    def rows(split):
+        import datasets  # takes 2 s to load
+
+        with _hub_errors(config):
+            how = {"split": split, "revision": commit, "streaming": True}
+            table = datasets.load_dataset(config.source, config.subset, **how)
+            _check_column(config, config.source, table.column_names or next(iter(table), {}))
+            for text in _dataset_texts(config, table):
+                text.encode()  # an unpaired surrogate has no bytes, which is for this place to say
+                yield text
+
+    def own():
+        import datasets  # takes 2 s to load
+
+        with _hub_errors(config):
+            names = datasets.get_dataset_split_names(config.source, config.subset, revision=commit)
+        return next((name for name in _VALIDATION if name in names and name != config.split), None)
+
+    def validation():
+        left = int(4 * config.val_fraction * config.max_tokens)
+        for text in rows(own() or config.split):
+            left -= len(text.encode())
+            if left < 0:
+                return
+            yield text
+
+    def train():
+        held_out = 0 if own() else sum(1 for _ in validation())
+        return islice(rows(config.split), held_out, None)
+
+    streams = Streams(train=train, validation=validation)
+    streams.identity = config.source, commit, config.subset, config.split, config.text_column, config.max_tokens
+    streams.kept = f"commit {commit}, which data.revision can name"
+    return streams
 
 
 def _splits(config, tables):

@@ -2,16 +2,18 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from base import InputError
+from base import InputError, find_checkpoint, read_json
 from data.config import TokenizerConfig
 from data.documents import END_OF_TEXT, Document, parts
 from data.encoding import pieces
 
+_NAMING = ("tokenizer_config.json", "generation_config.json", "config.json")  # files that name special tokens
 _BPE_TRAINING_CHARACTERS = 20_000_000  # more text changes few merges and costs 0.2 s per million
 
 
@@ -41,6 +43,52 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     return tokenizer
 
 
+@dataclass(frozen=True)
+class FolderTokenizer:
+    """The tokenizer of a folder that generate.py reads, the id of the token that parts documents, and what a checkpoint
+    takes over: the text of its files, by name.
+    """
+
+    tokenizer: Tokenizer
+    end_of_text: int
+    files: dict[str, str]
+
+    @classmethod
+    def of(cls, folder: str) -> "FolderTokenizer":
+        """InputError: missing or broken, or without a token that ends a text."""
+        place = find_checkpoint(Path(folder).expanduser())
+        tokenizer = load_tokenizer(place)
+        stored = {name: read_json(place / name) if (place / name).exists() else {} for name in _NAMING}
+        token = stored["tokenizer_config.json"].get("eos_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        found = [tokenizer.token_to_id(each) for each in (END_OF_TEXT, token) if isinstance(each, str)]
+        for name in _NAMING[1:]:
+            ids = stored[name].get("eos_token_id")
+            found += ids if isinstance(ids, list) else [ids]
+        ends = [*dict.fromkeys(each for each in found if isinstance(each, int))]
+        if not ends or tokenizer.id_to_token(ends[0]) is None:
+            raise InputError(
+                f"{place}: expected a token to part documents: {END_OF_TEXT} in tokenizer.json, an eos_token in "
+                "tokenizer_config.json, or an eos_token_id in config.json"
+            )
+        kept = (place / name for name in ("tokenizer_config.json", "chat_template.jinja"))
+        files = tokenizer_files(tokenizer, tokenizer.id_to_token(ends[0]))
+        for file in filter(Path.is_file, kept):
+            try:
+                files[file.name] = file.read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise InputError(f"{file}: not readable: {error}") from None
+        # documents begin with their end-of-text; generate.py and transformers stop at any of these
+        generation = {"bos_token_id": ends[0], "eos_token_id": ends}
+        return cls(tokenizer, ends[0], files | {"generation_config.json": json.dumps(generation, indent=2) + "\n"})
+
+
+def text_ids(tokenizer: Tokenizer, end_of_text: int) -> set[int]:
+    """All ids that texts become: special tokens, but for that which parts documents, are not among them."""
+    special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    return {*tokenizer.get_vocab().values()} - special | {end_of_text}
+
+
 def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
     """Token ids of a text, plus any that another model's post-processor adds (ours have none), unless told not to.
 
@@ -53,13 +101,13 @@ def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> 
         raise InputError(f"the tokenizer has no token for {', '.join(map(ascii, unknown[:5]))}") from None
 
 
-def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
+def tokenizer_files(tokenizer: Tokenizer, end_of_text: str = END_OF_TEXT) -> dict[str, str]:
     """Name and content of the files from which transformers' AutoTokenizer builds the same tokenizer."""
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": END_OF_TEXT,
-        "eos_token": END_OF_TEXT,
-        "pad_token": END_OF_TEXT,
+        "bos_token": end_of_text,
+        "eos_token": end_of_text,
+        "pad_token": end_of_text,
         "padding_side": "left",  # as generation needs it
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": True,

@@ -13,6 +13,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from base import InputError, writing
+from base import complete_checkpoints as complete_checkpoints
+from base import find_checkpoint as find_checkpoint
+from base import read_json as read_json
+from model.config import ModelConfig
 from model.huggingface import check_agreement, read_config, transformers_keys
 from model.transformer import Transformer, with_position
 
@@ -20,7 +24,6 @@ WEIGHTS = "model.safetensors"
 TRAINER = "trainer.pt"
 TOKENIZER = "tokenizer.json"
 SUMS = "SHA256SUMS"  # of the three, as `sha256sum --check` reads it: a flipped bit in a weight shows nowhere else
-MAX_JSON = 2**26  # bytes
 
 
 def save_checkpoint(folder: Path, model: Transformer, files: dict[str, str], trainer: dict | None = None) -> None:
@@ -92,31 +95,6 @@ def _check_sum(file):
         raise InputError(f"{file}: damaged or changed: its SHA-256 differs from that in {SUMS}")
 
 
-def find_checkpoint(folder: Path) -> Path:
-    """The checkpoint that a folder means: itself, or the newest in it, of a run of ours or of `transformers`' Trainer.
-
-    InputError if there is none.
-    """
-    if (folder / "config.json").is_file():
-        return folder
-    complete = complete_checkpoints(folder) or _numbered(folder, "checkpoint-")
-    if not complete:
-        raise InputError(
-            f"{folder}: expected a run folder with a checkpoint, or a checkpoint folder with a config.json"
-        )
-    return complete[max(complete)]
-
-
-def complete_checkpoints(run: Path) -> dict[int, Path]:
-    """The complete checkpoints of a run folder, by step."""
-    return _numbered(run / "checkpoints", "step_")
-
-
-def _numbered(folder, prefix):
-    found = {path.parent.name.removeprefix(prefix): path.parent for path in folder.glob(f"{prefix}*/config.json")}
-    return {int(number): path for number, path in found.items() if number.isdecimal()}
-
-
 def load_checkpoint(
     folder: Path, dtype: torch.dtype = torch.float32, position_options: dict | None = None
 ) -> Transformer:
@@ -126,9 +104,8 @@ def load_checkpoint(
     Raises InputError naming the file where one is missing, cut short, damaged, or not what its config says.
     """
     file, files = folder / "config.json", _weight_files(folder)
-    stored = read_json(file)
-    config, places = read_config(file, stored), _places(files)
-    config = _tied_as_stored(config, places)
+    stored, places = read_json(file), _places(files)
+    config = _tied_as_stored(read_config(file, stored), places)
     layers = len({name.split(".")[1] for name in places if name.startswith("layers.")})
     if config.num_hidden_layers != layers:
         raise InputError(f"{files[0]}: expected {config.num_hidden_layers} layers, as in config.json, got {layers}")
@@ -151,6 +128,13 @@ def load_checkpoint(
             _check_sum(place)
     model.load_state_dict(tensors, assign=True)
     return with_position(model.to(dtype), position_options) if position_options else model.to(dtype)
+
+
+def stored_config(folder: Path) -> ModelConfig:
+    """What `load_checkpoint` would make of a folder; reads no weights but those of two matrices that may be one."""
+    return _tied_as_stored(
+        read_config(folder / "config.json", read_json(folder / "config.json")), _places(_weight_files(folder))
+    )
 
 
 def _places(files):
@@ -220,19 +204,6 @@ def load_trainer(folder: Path) -> dict:
     return content
 
 
-def read_json(file: Path) -> dict:
-    """The mapping in a JSON file; InputError names the file otherwise."""
-    try:
-        if file.exists() and not (file.is_file() and file.stat().st_size <= MAX_JSON):
-            raise ValueError(f"expected a file of at most {MAX_JSON:,} bytes")
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file}: missing, cut short or not JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{file}: expected a mapping, got {type(content).__name__}")
-    return content
-
-
 def _outer_name(name: str) -> str:
     return name if name.startswith(("lm_head.", "position.")) else f"model.{name}"
 
@@ -246,6 +217,8 @@ def _config_json(model: Transformer, files: dict[str, str]) -> dict:
     tokenizer = json.loads(files.get(TOKENIZER, "{}"))
     token_ids = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
     names = json.loads(files.get("tokenizer_config.json", "{}"))
+    # a token is its text, or a mapping in which that is the content
+    names = {name: token.get("content") if isinstance(token, dict) else token for name, token in names.items()}
     return {
         # where `transformers` has no such model, a type it does not know keeps it from building another one
         "model_type": "whereabouts",

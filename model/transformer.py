@@ -202,6 +202,17 @@ class Transformer(nn.Module):
         return inputs
 
 
+def with_config(model: Transformer, config: ModelConfig) -> Transformer:
+    """A model of another config on the same weights, without a copy. InputError: it needs other parameters."""
+    other = Transformer(config, seed=None)
+    mine, others = ({name: tensor.shape for name, tensor in each.state_dict().items()} for each in (model, other))
+    if mine != others:
+        name = next(name for name in mine | others if mine.get(name) != others.get(name))
+        raise InputError(f"model: {name} would have the shape {others.get(name)}, but has {mine.get(name)}")
+    other.load_state_dict(model.state_dict(), assign=True)
+    return other
+
+
 def with_position(model: Transformer, options: dict) -> Transformer:
     """Another model on the same weights, without a copy, with some options of its scheme replaced.
 
@@ -209,8 +220,7 @@ def with_position(model: Transformer, options: dict) -> Transformer:
     refuses, a scaling in place of one trained with, or what needs other position parameters than this model has.
     """
     try:
-        other = Transformer(model.config.with_position(options), seed=None)
-        other.load_state_dict(model.state_dict(), assign=True)
+        config = model.config.with_position(options)
     except ValueError as error:
         raise InputError(one_line(error) if isinstance(error, ValidationError) else str(error)) from None
-    return other
+    return with_config(model, config)

@@ -10,6 +10,7 @@ from base import InputError
 from comparison.design import load_comparison
 from configs import TrainConfig, load_config
 from model.position import POSITIONS
+from model.transformer import Transformer
 from settings import FrozenConfig
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -260,6 +261,19 @@ def test_every_config_file_loads_and_is_commented(path):
     else:
         assert load_config(path).name == path.stem
     assert path.read_text(encoding="utf-8").startswith("# ")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_sizes_in_the_comments_are_those_of_the_models(path):
+    """And whoever promises a GPU's figures says whether anyone has seen them."""
+    text = path.read_text(encoding="utf-8")
+    if said := re.search(r"^model: +# ([\d.]+)M parameters$", text, re.MULTILINE):
+        config = load_config(path)
+        size = {"char": 66, "bpe": config.data.tokenizer.vocab_size}[config.data.tokenizer.kind]  # tiny Shakespeare's
+        model = Transformer(config.model.model_copy(update={"vocab_size": size}), seed=None)
+        count, digits = sum(p.numel() for p in model.parameters()) / 1e6, len(said[1].partition(".")[2])
+        assert f"{count:.{digits}f}" == said[1]
+    assert "GPU" not in text or "estimated" in text or "measured" in text
 
 
 def test_a_resolved_config_written_as_yaml_is_the_same_config(load, scheme):

@@ -58,7 +58,11 @@ OURS = {path.relative_to(ROOT).with_suffix("").parts[0] for path in FILES}
         ("data", {"base", "settings", "data", "pydantic", "numpy", "torch"} | LIBRARIES),
         ("configs", {"base", "settings", "configs", "data", "model", "yaml", "pydantic"}),
         ("sampling", {"base", "data", "model", "sampling", "jinja2", "tokenizers", "torch"}),
-        ("training", {"base", "configs", "data", "model", "training", "numpy", "torch", "tqdm", "wandb", "yaml"}),
+        (
+            "training",
+            {"base", "settings", "configs", "data", "model", "training", "numpy", "pydantic", "torch", "tqdm", "wandb"}
+            | {"yaml"},
+        ),
         (
             "comparison",
             {"base", "settings", "comparison", "configs", "data", "model", "training", "pydantic", "torch"} | REPORTS,

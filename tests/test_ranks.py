@@ -150,6 +150,17 @@ def all_cases(file):
                 torch.save(found, file.with_name(name))
 
 
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_processes_start_from_one_folder(tmp_path, ranks, engine):
+    first = trained(tmp_path, "name=first").folder
+    settings = [f"data.tokenizer={{folder: '{first}'}}", f"train.init_from='{first}'"]
+    one = trained(tmp_path, "name=one", *settings)
+    assert ranks(2, run, config_file(tmp_path), "name=two", f"train.parallel={engine}", *settings) == [0, 0], ranks.said
+    two = run_config(tmp_path, "name=two")
+    assert losses(two.folder) == pytest.approx(losses(one.folder), rel=1e-5)
+    assert losses(one.folder)[0] < losses(first)[0] - 0.01, "where the first had come to"
+
+
 def test_gradients_of_one_step_are_those_of_one_process(tmp_path, ranks):
     """For every scheme and both engines, with their norm, by which they are clipped; Muon's own step in each layer, too."""
     assert ranks(2, all_cases, tmp_path / "found") == [0, 0], ranks.said

@@ -18,8 +18,7 @@ from base import InputError
 from configs import Config, TrainConfig, load_config
 from data.batches import Batches
 from data.corpus import Corpus, load_corpus
-from data.documents import END_OF_TEXT
-from data.tokenizer import tokenizer_files
+from data.tokenizer import text_ids
 from model.checkpoint import TRAINER, load_checkpoint, load_trainer, save_checkpoint
 from model.device import autocast, is_out_of_memory, pick_device
 from model.transformer import Transformer
@@ -29,6 +28,7 @@ from training.machine import compile_where_possible, explain_out_of_memory, pick
 from training.optimizer import build_optimizer, rebuild_optimizer, restore_optimizer
 from training.run import ReadRunFolder, RunFolder
 from training.schedule import learning_rate
+from training.starting import fill_in_model, first_model, text_config
 from training.step import StepResult, optimizer_step
 from training.stopping import signals_received
 from training.tracking import tracking
@@ -47,9 +47,10 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> dict
     engine = pick_engine(config.train)
     kind = ReadRunFolder if engine.rank else RunFolder
     run = kind(config, resume, overwrite)  # rejects a taken folder before the corpus is read
-    corpus = load_corpus(config.data) if not engine.rank else None
+    data = text_config(config.data, run.newest_checkpoint() if resume else None)
+    corpus = load_corpus(data) if not engine.rank else None
     engine.from_first(None)
-    corpus = corpus or load_corpus(config.data)  # which rank 0 has prepared
+    corpus = corpus or load_corpus(data)  # which rank 0 has prepared
     run.config = fill_in_threads(fit_to_corpus(config, corpus), run)
     device = pick_device(config.train.device)
     alone = engine.size == 1
@@ -59,7 +60,8 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> dict
 
 
 def fit_to_corpus(config: Config, corpus: Corpus) -> Config:
-    """The config with the vocabulary size filled in; InputError if a source's split is shorter than one context."""
+    """The config with the model of train.init_from and the vocabulary size filled in; InputError if a source's split is shorter than one context."""
+    config = fill_in_model(config)
     needed, model = config.model.max_position_embeddings + 1, config.model
     for part in corpus.parts:
         if min(len(part.train), len(part.val)) < needed:
@@ -67,7 +69,7 @@ def fit_to_corpus(config: Config, corpus: Corpus) -> Config:
                 f"data.source: {part.source} has {len(part.train)} tokens for training and {len(part.val)} "
                 f"for validation; each needs model.max_position_embeddings + 1 = {needed}"
             )
-    vocab_size = corpus.tokenizer.get_vocab_size()
+    vocab_size = 1 + max(text_ids(corpus.tokenizer, corpus.end_of_text))
     if model.vocab_size is not None and model.vocab_size < vocab_size:
         raise InputError(f"model.vocab_size: expected at least the tokenizer's {vocab_size}, got {model.vocab_size}")
     return config.model_copy(update={"model": model.model_copy(update={"vocab_size": model.vocab_size or vocab_size})})
@@ -85,12 +87,12 @@ def make_trainer(run: RunFolder, corpus: Corpus, device: torch.device, signals: 
     if run.resume:
         run.check_same_experiment(corpus)
     checkpoint = run.newest_checkpoint() if run.resume else None
-    model, config = None, run.config.model
+    model, config, init_from = None, run.config.model, run.config.train.init_from
     if run.config.train.document_mask:  # in the model's config, as whoever evaluates it later needs it too
-        config = config.model_copy(update={"document_start_token_id": corpus.tokenizer.token_to_id(END_OF_TEXT)})
+        config = config.model_copy(update={"document_start_token_id": corpus.end_of_text})
     try:
         if engine.needs_weights:
-            model = load_checkpoint(checkpoint) if checkpoint else Transformer(config, run.config.seed)
+            model = load_checkpoint(checkpoint) if checkpoint else first_model(init_from, config, run.config.seed)
         model = engine.place(model, device)
     except RuntimeError as error:
         if engine.size > 1 and not is_out_of_memory(error):  # another process may have ended
@@ -139,7 +141,7 @@ class Trainer:
         self.device = self.model.output_weight.device
         self.model.recompute = self.settings.recompute
         packed = self.run.config.data.pack
-        self.end_of_text = None if packed else self.corpus.tokenizer.token_to_id(END_OF_TEXT)
+        self.end_of_text = None if packed else self.corpus.end_of_text
         drawn = self.context, self.settings.batch_size, self.run.config.seed
         parts = self.corpus.parts
         self.batches = Batches([p.train for p in parts], *drawn, self.end_of_text, [p.weight for p in parts])
@@ -250,7 +252,7 @@ class Trainer:
         model, moments = self.engine.whole(self.model), self.engine.whole_state(self.optimizer.state_dict())
         state = {"step": self.step, "skipped": self.skipped, "optimizer": moments}
         if not self.engine.rank:
-            save_checkpoint(self.run.checkpoint(self.step), model, tokenizer_files(self.corpus.tokenizer), state)
+            save_checkpoint(self.run.checkpoint(self.step), model, self.corpus.files, state)
         self.engine.from_first(None)  # or, after a signal, others end meanwhile, and torchrun kills what is left
         self.saved = self.step
         if not self.ends_interval(self.settings.eval_every):  # else `evaluate` prunes, unless the weights are ruined

@@ -15,6 +15,7 @@ from configs import Config, load_config
 from data.corpus import Corpus
 from data.tokenizer import load_tokenizer, tokenizer_files
 from model.checkpoint import complete_checkpoints, read_json
+from training.starting import fill_in_model
 from training.versions import versions
 
 try:
@@ -29,6 +30,7 @@ RUNTIME_KEYS += ("train.eval_every", "train.checkpoint_every", "train.keep_check
 RUNTIME_KEYS += ("train.threads", "train.micro_batch_size", "train.parallel", "train.recompute")
 # where the text is; the corpus hash tells whether text and split are the same
 RUNTIME_KEYS += ("data.source", "data.subset", "data.split", "data.text_column", "data.errors")
+RUNTIME_KEYS += ("data.revision", "data.streaming", "data.max_tokens")
 
 
 class RunFolder:
@@ -109,7 +111,8 @@ class RunFolder:
 
     def differing_keys(self) -> list[str]:
         """Dotted keys in which the config differs from that of the run in the folder, except RUNTIME_KEYS."""
-        old, new = (flat(c.model_dump(mode="json")) for c in (load_config(self.path / "config.yaml"), self.config))
+        before = load_config(self.path / "config.yaml")
+        old, new = (flat(c.model_dump(mode="json")) for c in (before, fill_in_model(self.config)))
         if new["model.vocab_size"] is None:  # not yet filled in
             new["model.vocab_size"] = old["model.vocab_size"]
         return [key for key in old | new if old.get(key) != new.get(key) and not is_runtime(key)]

@@ -1,0 +1,66 @@
+"""What train.init_from starts from: a folder's model and tokenizer, with what the config changes of them."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from base import InputError, find_checkpoint
+from configs import Config
+from data.config import DataConfig
+from model.checkpoint import load_checkpoint, stored_config
+from model.config import ModelConfig
+from model.transformer import Transformer, with_config
+from settings import one_line
+
+
+def fill_in_model(config: Config) -> Config:
+    """The config with the model of train.init_from in place of the keys that it leaves out.
+
+    max_position_embeddings and position's base and scaling may be other ones; a scaling is of the length that the
+    folder was trained on. A folder that is gone is not needed where all keys are there, as in the config.yaml of a run.
+    InputError: another key that differs from the folder's.
+    """
+    folder, wanted = config.train.init_from, config.model
+    if folder is None:
+        return config
+    try:
+        theirs = stored_config(find_checkpoint(Path(folder).expanduser()))
+    except InputError as error:
+        if wanted.vocab_size is not None:
+            return config
+        raise InputError(f"train.init_from: {error}") from None
+    position, length = theirs.position.model_dump(), theirs.max_position_embeddings
+    if scaling := position.get("scaling"):
+        length = scaling["original_max_position_embeddings"] or length
+    chosen = {"model": wanted.model_fields_set - {"position"}}
+    chosen |= {"model.position": wanted.position.model_fields_set} if "position" in wanted.model_fields_set else {}
+    for prefix, keys in chosen.items():
+        ours, others = (wanted, theirs) if prefix == "model" else (wanted.position, theirs.position)
+        for key in sorted(keys - {"max_position_embeddings", "base", "scaling", "document_start_token_id"}):
+            if getattr(ours, key) not in (None, other := getattr(others, key, None)):
+                raise InputError(
+                    f"{prefix}.{key}: {getattr(ours, key)!r}, but train.init_from {folder!r} has {other!r}"
+                )
+    position |= wanted.position.model_dump(include=chosen.get("model.position", set()))
+    if position.get("scaling") and position["scaling"]["original_max_position_embeddings"] is None:
+        position["scaling"] |= {"original_max_position_embeddings": length}
+    kept = wanted.model_dump(include=chosen["model"] & {"max_position_embeddings", "document_start_token_id"})
+    try:
+        model = ModelConfig(**{**theirs.model_dump(), **kept, "position": position})
+    except ValidationError as error:
+        raise InputError(f"model: {one_line(error)}") from None
+    return config.model_copy(update={"model": model})
+
+
+def first_model(init_from: str | None, config: ModelConfig, seed: int) -> Transformer:
+    """A model of this config, with new weights or those of a folder. InputError: the folder's do not fit."""
+    if init_from is None:
+        return Transformer(config, seed)
+    return with_config(load_checkpoint(find_checkpoint(Path(init_from).expanduser())), config)
+
+
+def text_config(data: DataConfig, checkpoint: Path | None) -> DataConfig:
+    """The data of a run, which has the tokenizer of a folder from its own newest checkpoint as soon as it has any."""
+    if not (data.tokenizer.folder and checkpoint):
+        return data
+    return data.model_copy(update={"tokenizer": data.tokenizer.model_copy(update={"folder": str(checkpoint)})})
