@@ -6,6 +6,7 @@ Or on N processes: torchrun --nproc-per-node N train.py CONFIG.yaml train.parall
 import shlex
 import sys
 from argparse import Namespace
+from operator import itemgetter
 
 from base import ArgumentParser, input_errors_end_the_program
 from model.threads import share_the_cores
@@ -27,22 +28,28 @@ def main() -> None:
         args = parse_arguments()
         # Here because these take seconds: --help and a wrong command line are answered at once.
         from configs import load_config
+        from model.checkpoint import best_checkpoint, find_checkpoint
         from sampling.samples import sample
         from training.loop import train
+        from training.run import RunFolder
 
         config = load_config(args.config, args.overrides)
         row = train(config, args.resume, args.overwrite)
         if rank:  # of several processes only the first shows the result
             return
+        best, rows = best_checkpoint(config.folder), RunFolder(config, resume=True).metrics()
+        lowest = min((each for each in rows if "val_loss" in each), key=itemgetter("val_loss"))
+        where = f"; lowest {lowest['val_loss']:.4f} after step {lowest['step']}, best checkpoint: {best}"
         each = ", ".join(f"{key[9:]} {loss:.4f}" for key, loss in row.items() if key.startswith("val_loss/"))
         print(
             f"\n{config.folder}: validation loss {row['val_loss']:.4f} nats per token{f' ({each})' * bool(each)}, "
-            f"{row['val_bits_per_byte']:.4f} bits per byte after {row['tokens']:,} tokens. A sample:\n",
+            f"{row['val_bits_per_byte']:.4f} bits per byte after {row['tokens']:,} tokens{where}. A sample:\n",
             file=sys.stderr,
         )
         sys.stdout.reconfigure(encoding="utf-8")
         print(sample(config.folder), flush=True)
-        print(f'\nMore: python {shlex.join(["generate.py", str(config.folder)])} --prompt "…"', file=sys.stderr)
+        more = ["generate.py", str(config.folder), *["--checkpoint", "best"] * (best != find_checkpoint(config.folder))]
+        print(f'\nMore: python {shlex.join(more)} --prompt "…"', file=sys.stderr)
 
 
 if __name__ == "__main__":

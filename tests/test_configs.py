@@ -71,7 +71,6 @@ def test_null_means_what_the_description_says(load):
         ("train: 5", ["train", "5", "dictionary"]),
         ("model: {position: rop}", ["model.position", "'rop'", *POSITIONS]),
         ("model: {position: {scheme: none, base: 5}}", ["model.position", "'base'"]),
-        ("train: {steps: 5, warmup_steps: 6}", ["train", "warmup_steps 6", "steps 5"]),
         ("train: {warmup_steps: 0, learning_rate: 1, min_learning_rate: 2}", ["min_learning_rate 2", "rate 1"]),
         ("wandb: {project: me/tiny}", ["wandb.project", "'me/tiny'", r"[^/\\#?%:]"]),
         ("seed: -1", ["seed", "-1"]),

@@ -3,9 +3,12 @@
 import json
 import os
 import shlex
+import sys
+import time
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -42,7 +45,8 @@ from tiny import (
 )
 from training import loop
 from training.evaluation import evaluate
-from training.loop import fit_to_corpus, train
+from training.facts import opening, passes
+from training.loop import Trainer, fit_to_corpus, train
 from training.run import RunFolder
 from training.schedule import learning_rate
 
@@ -508,8 +512,75 @@ def test_the_command_trains_and_shows_a_sample_on_stdout_alone(tmp_path, capsys)
 def test_a_log_file_gets_whole_lines_and_few(tmp_path, monkeypatch, capsys):
     trained(tmp_path, "name=few")
     err = capsys.readouterr().err
-    assert "\r" not in err and [line[:22] for line in err.splitlines() if "step" in line] == ["few: step 1 of 6, loss"]
+    assert "\r" not in err and [line[:22] for line in err.splitlines() if ": step" in line] == [
+        "few: step 1 of 6, loss"
+    ]
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_LINES", 0)
     trained(tmp_path, "name=more", "train.log_every=2")
     said = [line.split(", ")[0] for line in capsys.readouterr().err.splitlines()]
-    assert said == [f"more: step {step} of 6" for step in (2, 4, 6)]
+    assert said[1:] == [f"more: step {step} of 6" for step in (2, 4, 6)]
+
+
+def test_the_start_says_what_is_to_come_and_warns_of_many_passes(tmp_path, capsys):
+    """3,419 bytes and an end-of-text are 3,420 tokens: four passes are 213.75 steps of 64."""
+    config = trained(tmp_path, "train.warmup_steps=7", "train.threads=2")
+    (line, warm_up, *_) = capsys.readouterr().err.splitlines()[1:]
+    parameters = sum(
+        tensor.numel() for tensor in load_file(find_checkpoint(config.folder) / "model.safetensors").values()
+    )
+    said = f"tiny: {parameters:,} parameters on cpu, 2 threads; 6 steps, 384 tokens: 0.11 passes over the text"
+    assert line == said
+    assert warm_up == "train.warmup_steps 7 is more than the 6 steps there are; the warm-up takes 1"
+    assert load_config(config.folder / "config.yaml").train.warmup_steps == 7
+    train(run_config(tmp_path, "train.warmup_steps=7", "train.steps=8"), resume=True)
+    assert [row["learning_rate"] for row in rows(config.folder) if "learning_rate" in row][6:7] == [0.01]
+    corpus = load_corpus(config.data)
+    for steps, warned in ((213, False), (214, True)):
+        longer = config.model_copy(
+            update={"train": config.train.model_copy(update={"steps": steps, "warmup_steps": 0})}
+        )
+        said = opening(longer, corpus, 1, torch.device("cpu"), 64 * steps)
+        assert len(said) == 1 + warned and said[-1].startswith("warning: 4 passes over the text: ") == warned
+
+
+def test_the_passes_of_a_mixture_are_those_of_its_most_repeated_source():
+    parts = [SimpleNamespace(weight=3.0, train=range(100)), SimpleNamespace(weight=1.0, train=range(10))]
+    assert passes(SimpleNamespace(parts=parts), 400) == 10
+
+
+def test_the_end_names_the_lowest_loss_and_its_checkpoint_and_generate_takes_it(tmp_path, capsys, monkeypatch):
+    """The rate is far too high from the fourth step on."""
+    monkeypatch.setattr(loop, "learning_rate", lambda step, _: 0.01 if step < 4 else 10.0)
+    arguments = "train.eval_every=3", "train.checkpoint_every=3"
+    assert call(program, config_file(tmp_path), *arguments) == 0
+    folder, said = tmp_path / "runs" / "tiny", capsys.readouterr().err
+    third = next(row["val_loss"] for row in rows(folder) if row["step"] == 3 and "val_loss" in row)
+    best = folder / "checkpoints" / "step_000003"
+    assert f"lowest {third:.4f} after step 3, best checkpoint: {best}" in said
+    assert shlex.join(["generate.py", str(folder), "--checkpoint", "best"]) in said
+    texts = []
+    for which in ([folder, "--checkpoint", "best"], [best], [folder]):
+        assert call(generate, *which, "--max-new-tokens", 8, "--json") == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+    (folder / "metrics.jsonl").write_text("", encoding="utf-8")
+    assert call(generate, folder, "--checkpoint", "best") == 2
+    assert "--checkpoint best: " in capsys.readouterr().err
+
+
+def test_an_evaluation_leaves_the_time_left_and_shows_its_loss(tmp_path, monkeypatch):
+    """As the bar's own rate has it: steps of no time, and an evaluation of an hour."""
+    now, bars = [1e9], set()
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    real = Trainer.total_nats
+
+    def slow(trainer, tokens):
+        now[0] += 3600
+        bars.add(trainer.bar)
+        return real(trainer, tokens)
+
+    monkeypatch.setattr(Trainer, "total_nats", slow)
+    with mock.patch.object(sys.stderr, "isatty", lambda: True, create=True):
+        trained(tmp_path, "train.eval_every=3")
+    (bar,) = bars
+    assert bar.format_dict["rate"] is None and ", validation loss " in bar.postfix
