@@ -20,6 +20,12 @@ def parse_arguments() -> Namespace:
     taken = parser.add_mutually_exclusive_group()
     taken.add_argument("--resume", action="store_true", help="continue the run from its newest checkpoint")
     taken.add_argument("--overwrite", action="store_true", help="replace the run in the folder")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument(
+        "--print-config", action="store_true", help="only print the whole config, each key with its meaning"
+    )
+    rehearsal_help = "only check config and text, and say what the run will take: parameters, passes, memory, time"
+    only.add_argument("--dry-run", action="store_true", help=rehearsal_help)
     return parser.parse_intermixed_args()
 
 
@@ -28,12 +34,19 @@ def main() -> None:
         args = parse_arguments()
         # Here because these take seconds: --help and a wrong command line are answered at once.
         from configs import load_config
+        from configs.reference import commented
         from model.checkpoint import best_checkpoint, find_checkpoint
         from sampling.samples import sample
         from training.loop import train
+        from training.rehearsal import rehearsed
         from training.run import RunFolder
 
         config = load_config(args.config, args.overrides)
+        if args.print_config or args.dry_run:
+            if not rank:
+                sys.stdout.reconfigure(encoding="utf-8")
+                print(commented(config) if args.print_config else rehearsed(config, args.resume, args.overwrite))
+            return
         row = train(config, args.resume, args.overwrite)
         if rank:  # of several processes only the first shows the result
             return

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -45,8 +46,9 @@ from tiny import (
 )
 from training import loop
 from training.evaluation import evaluate
-from training.facts import opening, passes
+from training.facts import duration, opening, passes
 from training.loop import Trainer, fit_to_corpus, train
+from training.rehearsal import Rehearsal
 from training.run import RunFolder
 from training.schedule import learning_rate
 
@@ -584,3 +586,39 @@ def test_an_evaluation_leaves_the_time_left_and_shows_its_loss(tmp_path, monkeyp
         trained(tmp_path, "train.eval_every=3")
     (bar,) = bars
     assert bar.format_dict["rate"] is None and ", validation loss " in bar.postfix
+
+
+def test_the_printed_config_is_the_same_config_and_explains_each_key(tmp_path, capsys):
+    arguments = [
+        "model.position={scheme: rope, base: 500}",
+        f"wandb.tags=[{'a b ' * 15}, 'ä: #']",
+        "data.subset='a: 1'",
+    ]
+    assert call(program, config_file(tmp_path), *arguments, "--print-config") == 0
+    (tmp_path / "printed.yaml").write_text(printed := capsys.readouterr().out, encoding="utf-8")
+    assert load_config(tmp_path / "printed.yaml") == run_config(tmp_path, *arguments)
+    assert "  batch_size: 4  # sequences per step, over all processes\n" in printed
+    assert not [line for line in printed.splitlines() if "  # " not in line and "scheme:" not in line]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_rehearsal_writes_no_run_and_counts_by_hand(tmp_path, capsys):
+    """6,720 parameters: 257 rows of 16 as embedding, 4 x 16 x 16 in attention, 3 x 16 x 32 in the MLP, 3 norms of 16."""
+    assert call(program, config_file(tmp_path), "--dry-run", "train.eval_every=4") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("tiny: 6,720 parameters on cpu, ") and "6 steps, 384 tokens" in lines[0]
+    assert lines[1] == "parameters: embed_tokens 4,112, norms 48, self_attn 1,024, mlp 1,536"
+    assert re.fullmatch(r"memory: about [0-9.]+ GiB", lines[2]) and lines[3].endswith("each of the evaluations (2)")
+    assert not (tmp_path / "runs").exists()
+    config = trained(tmp_path)
+    before = contents(config.folder)
+    assert call(program, config_file(tmp_path), "--dry-run") == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert call(program, config_file(tmp_path), "--dry-run", "--overwrite", "model.max_position_embeddings=4000") == 2
+    assert "each needs model.max_position_embeddings + 1 = 4001" in capsys.readouterr().err
+    assert call(program, config_file(tmp_path), "--dry-run", "--overwrite") == 0 and contents(config.folder) == before
+
+
+def test_the_time_of_a_rehearsal_is_that_of_steps_and_evaluations():
+    assert Rehearsal([], {}, step=0.5, evaluation=20, evaluations=3, steps=100, memory=None).seconds == 110
+    assert [duration(seconds) for seconds in (89, 90, 5399, 5400)] == ["89 s", "2 min", "90 min", "1.5 h"]
