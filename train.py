@@ -50,8 +50,11 @@ def main() -> None:
         row = train(config, args.resume, args.overwrite)
         if rank:  # of several processes only the first shows the result
             return
-        best, rows = best_checkpoint(config.folder), RunFolder(config, resume=True).metrics()
-        lowest = min((each for each in rows if "val_loss" in each), key=itemgetter("val_loss"))
+        from comparison.single import draw  # and matplotlib, which training does without
+
+        run, best = RunFolder(config, resume=True), best_checkpoint(config.folder)
+        draw(run)
+        lowest = min((each for each in run.metrics() if "val_loss" in each), key=itemgetter("val_loss"))
         where = f"; lowest {lowest['val_loss']:.4f} after step {lowest['step']}, best checkpoint: {best}"
         each = ", ".join(f"{key[9:]} {loss:.4f}" for key, loss in row.items() if key.startswith("val_loss/"))
         print(
@@ -62,7 +65,8 @@ def main() -> None:
         sys.stdout.reconfigure(encoding="utf-8")
         print(sample(config.folder), flush=True)
         more = ["generate.py", str(config.folder), *["--checkpoint", "best"] * (best != find_checkpoint(config.folder))]
-        print(f'\nMore: python {shlex.join(more)} --prompt "…"', file=sys.stderr)
+        print(f"\nPictures: {config.folder / 'report.html'}, loss.svg", file=sys.stderr)
+        print(f'More: python {shlex.join(more)} --prompt "…"', file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from safetensors.torch import load_file
 import generate
 import train as program
 from base import InputError
+from comparison import single
 from configs import load_config
 from data.batches import IGNORED, Batches
 from data.corpus import load_corpus
@@ -622,3 +624,18 @@ def test_a_rehearsal_writes_no_run_and_counts_by_hand(tmp_path, capsys):
 def test_the_time_of_a_rehearsal_is_that_of_steps_and_evaluations():
     assert Rehearsal([], {}, step=0.5, evaluation=20, evaluations=3, steps=100, memory=None).seconds == 110
     assert [duration(seconds) for seconds in (89, 90, 5399, 5400)] == ["89 s", "2 min", "90 min", "1.5 h"]
+
+
+def test_a_run_that_is_done_has_a_picture_and_a_page(tmp_path, monkeypatch):
+    """Also one that ended after its first step, and without what no picture has room for."""
+    monkeypatch.setattr(single, "MOST_POINTS", 3)
+    for steps in (1, 6):
+        assert call(program, config_file(tmp_path), f"train.steps={steps}", f"name=run{steps}") == 0
+        folder = tmp_path / "runs" / f"run{steps}"
+        whole = ElementTree.fromstring((folder / "loss.svg").read_text(encoding="utf-8"))
+        assert {"training", "validation", "rate"} <= {text.strip() for text in whole.itertext()}
+        html, (*_, last) = (folder / "report.html").read_text(encoding="utf-8"), rows(folder)
+        assert f"ends at {last['val_loss']:.4f} nats per token" in html and "# optimizer steps" in html
+        assert html.count("<svg") == 2 and "http" not in html.replace("http://www.w3.org/2000/svg", "")
+    line = single._line(rows(folder), "train_loss", "training", 0)
+    assert [tokens for tokens, _ in line.points] == [3 * 64, 6 * 64]
