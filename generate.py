@@ -50,7 +50,8 @@ def parse_arguments() -> Namespace:
     seed = number(int, "a whole number of 0 or more, below 2^63", lambda n: 0 <= n < 2**63)
     parser = ArgumentParser(
         description="Sample text from a run, a checkpoint or a Hugging Face folder.",
-        epilog="The logits pass the repetition penalty, the temperature, --top-k, --top-p and --min-p, in this order: "
+        epilog="Example: python generate.py runs/quickstart --prompt 'The list' --num-samples 3. "
+        "The logits pass the repetition penalty, the temperature, --top-k, --top-p and --min-p, in this order: "
         "the temperature comes before the filters, as in transformers; llama.cpp has it last.",
     )
     add = parser.add_argument

@@ -5,8 +5,8 @@ Or on N processes: torchrun --nproc-per-node N train.py CONFIG.yaml train.parall
 
 import shlex
 import sys
-from argparse import Namespace
-from operator import itemgetter
+from argparse import Namespace, RawDescriptionHelpFormatter
+from pathlib import Path
 
 from base import ArgumentParser, input_errors_end_the_program
 from model.threads import share_the_cores
@@ -14,7 +14,12 @@ from training.processes import joined
 
 
 def parse_arguments() -> Namespace:
-    parser = ArgumentParser(description="Train one model from a YAML config.")
+    epilog = """examples:
+  python train.py configs/quickstart.yaml
+  python train.py configs/quickstart.yaml name=mine data.source=novel.txt train.steps=200
+  python train.py configs/quickstart.yaml name=mine data.source=novel.txt train.steps=400 --resume"""
+    look = {"epilog": epilog, "formatter_class": RawDescriptionHelpFormatter}
+    parser = ArgumentParser(description="Train one model from a YAML config.", **look)
     parser.add_argument("config", metavar="CONFIG.yaml")
     parser.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="take precedence over the file")
     taken = parser.add_mutually_exclusive_group()
@@ -35,8 +40,9 @@ def main() -> None:
         # Here because these take seconds: --help and a wrong command line are answered at once.
         from configs import load_config
         from configs.reference import commented
-        from model.checkpoint import best_checkpoint, find_checkpoint
+        from model.checkpoint import best_checkpoint
         from sampling.samples import sample
+        from training.facts import closing
         from training.loop import train
         from training.rehearsal import rehearsed
         from training.run import RunFolder
@@ -47,26 +53,20 @@ def main() -> None:
                 sys.stdout.reconfigure(encoding="utf-8")
                 print(commented(config) if args.print_config else rehearsed(config, args.resume, args.overwrite))
             return
-        row = train(config, args.resume, args.overwrite)
+        train(config, args.resume, args.overwrite)
         if rank:  # of several processes only the first shows the result
             return
-        from comparison.single import draw  # and matplotlib, which training does without
-
-        run, best = RunFolder(config, resume=True), best_checkpoint(config.folder)
-        draw(run)
-        lowest = min((each for each in run.metrics() if "val_loss" in each), key=itemgetter("val_loss"))
-        where = f"; lowest {lowest['val_loss']:.4f} after step {lowest['step']}, best checkpoint: {best}"
-        each = ", ".join(f"{key[9:]} {loss:.4f}" for key, loss in row.items() if key.startswith("val_loss/"))
-        print(
-            f"\n{config.folder}: validation loss {row['val_loss']:.4f} nats per token{f' ({each})' * bool(each)}, "
-            f"{row['val_bits_per_byte']:.4f} bits per byte after {row['tokens']:,} tokens{where}. A sample:\n",
-            file=sys.stderr,
-        )
+        run = RunFolder(config, resume=True)
+        print(f"\n{closing(run)}. A sample:\n", file=sys.stderr)
         sys.stdout.reconfigure(encoding="utf-8")
         print(sample(config.folder), flush=True)
-        more = ["generate.py", str(config.folder), *["--checkpoint", "best"] * (best != find_checkpoint(config.folder))]
-        print(f"\nPictures: {config.folder / 'report.html'}, loss.svg", file=sys.stderr)
-        print(f'More: python {shlex.join(more)} --prompt "…"', file=sys.stderr)
+        command = [str(Path(sys.argv[0]).with_name("generate.py")), str(run.path)]
+        command += ["--checkpoint", "best"] * (best_checkpoint(run.path) != run.newest_checkpoint())
+        from comparison.single import draw  # and matplotlib, which training does without
+
+        draw(run)
+        print(f"\nPictures: {run.path / 'report.html'}, loss.svg", file=sys.stderr)
+        print(f'More: python {shlex.join(command)} --prompt "…"', file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from comparison.design import load_comparison
 from configs import TrainConfig, load_config
 from model.position import POSITIONS
 from settings import FrozenConfig
+from tiny import call
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -274,3 +275,12 @@ def test_the_readme_lists_every_config_key():
     from configs.reference import reference
 
     assert reference() in (CONFIGS.parent / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("program", "load"), [("train", load_config), ("compare", load_comparison)])
+def test_the_examples_of_help_can_be_typed(program, load, capsys, monkeypatch):
+    monkeypatch.chdir(CONFIGS.parent)
+    assert call(__import__(program), "--help") == 0
+    examples = [line.split()[2:] for line in capsys.readouterr().out.splitlines() if line.startswith("  python ")]
+    configs = [[word for word in words if word[0] != "-"] for words in examples if words[0] != "--runs"]
+    assert len(configs) > 1 and all(load(path, overrides) for path, *overrides in configs)

@@ -560,8 +560,10 @@ def test_the_end_names_the_lowest_loss_and_its_checkpoint_and_generate_takes_it(
     folder, said = tmp_path / "runs" / "tiny", capsys.readouterr().err
     third = next(row["val_loss"] for row in rows(folder) if row["step"] == 3 and "val_loss" in row)
     best = folder / "checkpoints" / "step_000003"
-    assert f"lowest {third:.4f} after step 3, best checkpoint: {best}" in said
+    assert f"lowest {third:.4f} after step 3, {best}" in said
     assert shlex.join(["generate.py", str(folder), "--checkpoint", "best"]) in said
+    assert call(program, config_file(tmp_path), arguments[0], "name=few") == 0
+    assert f"lowest {third:.4f} after step 3, of which no checkpoint was kept" in capsys.readouterr().err
     texts = []
     for which in ([folder, "--checkpoint", "best"], [best], [folder]):
         assert call(generate, *which, "--max-new-tokens", 8, "--json") == 0

@@ -340,7 +340,9 @@ class Trainer:
         if self.saved != self.step:
             self.save()
         self.bar.close()
-        command = shlex.join(["train.py", str(self.run.path / "config.yaml"), "--resume"])
+        command = shlex.join(
+            [str(Path(sys.argv[0]).with_name("train.py")), str(self.run.path / "config.yaml"), "--resume"]
+        )
         command = f"{'python' if self.engine.size == 1 else 'torchrun …'} {command}"
         print(f"stopped after step {self.step} of {self.settings.steps}; to continue: {command}", file=sys.stderr)
         raise SystemExit(128 + number)

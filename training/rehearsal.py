@@ -51,7 +51,7 @@ class Rehearsal:
             f"parameters: {parts}",
             f"memory: {memory}",
             f"time: about {duration(self.seconds)}, by {STEPS} steps: {self.step:.2g} s a step, and "
-            f"{duration(self.evaluation)} for each of the evaluations ({self.evaluations})",
+            f"{self.evaluation:.2g} s for each of the evaluations ({self.evaluations})",
         ]
 
 
