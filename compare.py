@@ -5,7 +5,7 @@ Or reports on finished runs: python compare.py --runs FOLDER FOLDER … [--basel
 
 import signal
 import sys
-from argparse import Namespace
+from argparse import Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from base import ArgumentParser, InputError, input_errors_end_the_program
@@ -13,7 +13,13 @@ from model.threads import share_the_cores
 
 
 def parse_arguments() -> Namespace:
-    parser = ArgumentParser(description="Train variants of one config and compare them, or compare finished runs.")
+    epilog = """examples:
+  python compare.py configs/compare.yaml
+  python compare.py configs/compare.yaml name=mine data.source=novel.txt seeds=[0,1,2]
+  python compare.py --runs runs/one runs/other"""
+    look = {"epilog": epilog, "formatter_class": RawDescriptionHelpFormatter}
+    said = "Train variants of one config and compare them, or compare finished runs."
+    parser = ArgumentParser(description=said, **look)
     parser.add_argument("config", metavar="CONFIG.yaml", nargs="?")
     parser.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="for the comparison or for all runs")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs to train at the same time")

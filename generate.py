@@ -4,7 +4,7 @@ import sys
 from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 
-from base import ArgumentParser, input_errors_end_the_program
+from base import ArgumentParser, InputError, input_errors_end_the_program
 from model.threads import share_the_cores
 from sampling.prompts import read_prompt, read_prompts
 
@@ -50,11 +50,14 @@ def parse_arguments() -> Namespace:
     seed = number(int, "a whole number of 0 or more, below 2^63", lambda n: 0 <= n < 2**63)
     parser = ArgumentParser(
         description="Sample text from a run, a checkpoint or a Hugging Face folder.",
-        epilog="The logits pass the repetition penalty, the temperature, --top-k, --top-p and --min-p, in this order: "
+        epilog="Example: python generate.py runs/quickstart --prompt 'The list' --num-samples 3. "
+        "The logits pass the repetition penalty, the temperature, --top-k, --top-p and --min-p, in this order: "
         "the temperature comes before the filters, as in transformers; llama.cpp has it last.",
     )
     add = parser.add_argument
     add("folder", type=Path, metavar="FOLDER")
+    checkpoint_help = "of a run: the newest, or best: that of the lowest validation loss; default newest"
+    add("--checkpoint", choices=("newest", "best"), default="newest", help=checkpoint_help)
     prompts = parser.add_mutually_exclusive_group()
     prompt_help = "the text to continue; -: read it from stdin; empty: a new document"
     prompts.add_argument("--prompt", default="", metavar="TEXT", help=prompt_help)
@@ -101,10 +104,15 @@ def main() -> None:
         args = vars(parse_arguments())
         prompt, file, interactive, stats = (args.pop(key) for key in ("prompt", "prompts_file", "interactive", "stats"))
         prompts = read_prompts(file) if file else [] if interactive else [read_prompt(prompt)]
+        from model.checkpoint import best_checkpoint
         from sampling.samples import Sampler  # and torch, which takes a second; --help is answered without it
         from sampling.source import Source
 
         sys.stdout.reconfigure(encoding="utf-8")
+        if args.pop("checkpoint") == "best":
+            args["folder"] = best_checkpoint(folder := args["folder"])
+            if args["folder"] is None:
+                raise InputError(f"--checkpoint best: {folder} has no checkpoint of a step that was evaluated")
         sampler = Sampler(Source(*(args.pop(key) for key in ("folder", "rope_scaling", "chat"))), **args)
         sampler.print_answers() if interactive else sampler.print_all(prompts)
         if stats:

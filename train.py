@@ -5,7 +5,8 @@ Or on N processes: torchrun --nproc-per-node N train.py CONFIG.yaml train.parall
 
 import shlex
 import sys
-from argparse import Namespace
+from argparse import Namespace, RawDescriptionHelpFormatter
+from pathlib import Path
 
 from base import ArgumentParser, input_errors_end_the_program
 from model.threads import share_the_cores
@@ -13,12 +14,23 @@ from training.processes import joined
 
 
 def parse_arguments() -> Namespace:
-    parser = ArgumentParser(description="Train one model from a YAML config.")
+    epilog = """examples:
+  python train.py configs/quickstart.yaml
+  python train.py configs/quickstart.yaml name=mine data.source=novel.txt train.steps=200
+  python train.py configs/quickstart.yaml name=mine data.source=novel.txt train.steps=400 --resume"""
+    look = {"epilog": epilog, "formatter_class": RawDescriptionHelpFormatter}
+    parser = ArgumentParser(description="Train one model from a YAML config.", **look)
     parser.add_argument("config", metavar="CONFIG.yaml")
     parser.add_argument("overrides", nargs="*", metavar="dotted.key=value", help="take precedence over the file")
     taken = parser.add_mutually_exclusive_group()
     taken.add_argument("--resume", action="store_true", help="continue the run from its newest checkpoint")
     taken.add_argument("--overwrite", action="store_true", help="replace the run in the folder")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument(
+        "--print-config", action="store_true", help="only print the whole config, each key with its meaning"
+    )
+    rehearsal_help = "only check config and text, and say what the run will take: parameters, passes, memory, time"
+    only.add_argument("--dry-run", action="store_true", help=rehearsal_help)
     return parser.parse_intermixed_args()
 
 
@@ -27,22 +39,34 @@ def main() -> None:
         args = parse_arguments()
         # Here because these take seconds: --help and a wrong command line are answered at once.
         from configs import load_config
+        from configs.reference import commented
+        from model.checkpoint import best_checkpoint
         from sampling.samples import sample
+        from training.facts import closing
         from training.loop import train
+        from training.rehearsal import rehearsed
+        from training.run import RunFolder
 
         config = load_config(args.config, args.overrides)
-        row = train(config, args.resume, args.overwrite)
+        if args.print_config or args.dry_run:
+            if not rank:
+                sys.stdout.reconfigure(encoding="utf-8")
+                print(commented(config) if args.print_config else rehearsed(config, args.resume, args.overwrite))
+            return
+        train(config, args.resume, args.overwrite)
         if rank:  # of several processes only the first shows the result
             return
-        each = ", ".join(f"{key[9:]} {loss:.4f}" for key, loss in row.items() if key.startswith("val_loss/"))
-        print(
-            f"\n{config.folder}: validation loss {row['val_loss']:.4f} nats per token{f' ({each})' * bool(each)}, "
-            f"{row['val_bits_per_byte']:.4f} bits per byte after {row['tokens']:,} tokens. A sample:\n",
-            file=sys.stderr,
-        )
+        run = RunFolder(config, resume=True)
+        print(f"\n{closing(run)}. A sample:\n", file=sys.stderr)
         sys.stdout.reconfigure(encoding="utf-8")
         print(sample(config.folder), flush=True)
-        print(f'\nMore: python {shlex.join(["generate.py", str(config.folder)])} --prompt "…"', file=sys.stderr)
+        command = [str(Path(sys.argv[0]).with_name("generate.py")), str(run.path)]
+        command += ["--checkpoint", "best"] * (best_checkpoint(run.path) != run.newest_checkpoint())
+        from comparison.single import draw  # and matplotlib, which training does without
+
+        draw(run)
+        print(f"\nPictures: {run.path / 'report.html'}, loss.svg", file=sys.stderr)
+        print(f'More: python {shlex.join(command)} --prompt "…"', file=sys.stderr)
 
 
 if __name__ == "__main__":

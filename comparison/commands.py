@@ -11,7 +11,7 @@ from comparison.measure import Corpora
 from comparison.overview import overview
 from comparison.report import write, write_files
 from comparison.results import Results
-from comparison.schedule import train_all
+from comparison.schedule import announce, train_all
 from comparison.tables import tables
 from comparison.tuning import finished, next_runs, reported_runs, tuning_runs
 from training.loop import fit_to_corpus
@@ -27,6 +27,7 @@ def compare(comparison: Comparison, jobs: int = 1) -> str:
     """
     corpora, found, config, parts = Corpora(), {}, comparison.config, comparison.parts()
     _check_texts(parts.values(), corpora)
+    announce(parts.values(), corpora)
     for condition, part in parts.items():
         found[condition] = _compare(part, jobs, corpora)
         text = write(found[condition], part.config.folder, comparison=part.config.model_dump(mode="json"))

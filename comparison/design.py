@@ -37,7 +37,7 @@ class CompareConfig(FrozenConfig):
     runs_dir: str = "runs"
     """where the comparison's folder is made"""
     base: str
-    """the training config that all runs share, a path relative to this file"""
+    """the training config that all runs share: a path from this file, else from the current folder, else from configs/"""
     settings: dict[str, Any] = {}
     """dotted.key: value for all runs, over the base"""
     variants: dict[Name, dict[str, Any]] = Field(min_length=1)
@@ -149,7 +149,8 @@ class Comparison:
         place |= {"seed": seed, "name": name, "runs_dir": str(self.config.folder)}
         if taken := [key for key in own if key in place]:
             raise InputError(f"{taken[0]}: cannot be set here, each run sets its own {', '.join(place)}")
-        base = Path(self.path).parent / self.config.base
+        places, named = (Path(self.path).parent, Path(), TRAIN.parent / "configs"), Path(self.config.base).expanduser()
+        base = next((place / named for place in places if (place / named).is_file()), places[0] / named)
         values, own = read_yaml(base), own | place
         for key, value in own.items():
             set_dotted(values, key, value)

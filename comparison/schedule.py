@@ -5,16 +5,39 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 
 from base import InputError
-from comparison.design import TRAIN, PlannedRun
+from comparison.design import TRAIN, Comparison, PlannedRun
+from comparison.measure import Corpora
+from comparison.tuning import finished, next_runs
 from configs import Config
+from training.facts import duration
 from training.loop import train
 from training.processes import STARTED_BY_TORCHRUN
+from training.rehearsal import rehearse
 from training.run import RunFolder
 
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 60  # for a training to save itself and stop
+
+
+def announce(parts: Iterable[Comparison], corpora: Corpora) -> None:
+    """Prints how many runs there are to train and about how long that takes, by some steps of each part's baseline."""
+    count, seconds = 0, 0.0
+    for part in parts:
+        runs, plan = next_runs(part), part.config
+        if plan.learning_rates and None in finished(runs) and runs[0].config.data.val_part == "tuning":
+            # at whatever rate will be the best
+            runs += [run for variant in plan.variants for run in part.reported_runs(variant, plan.learning_rates[0])]
+        left = Progress([run.config for run in runs]).left
+        if any(left.values()):
+            config = part.reported_runs(plan.baseline, next(iter(plan.learning_rates), None))[0].config
+            count += sum(tokens > 0 for tokens in left.values())
+            seconds += rehearse(config, corpora.load(config.data)).seconds * sum(left.values()) / _tokens(config)
+    if count:
+        said = f"about {duration(seconds)}, by some steps of the baseline, and then the time that the report takes"
+        print(f"{count} run{'s' * (count > 1)} to train: {said}", file=sys.stderr, flush=True)
 
 
 def train_all(runs: list[PlannedRun], jobs: int) -> None:
@@ -31,7 +54,7 @@ def train_all(runs: list[PlannedRun], jobs: int) -> None:
     for config in (run.config for run in waiting):
         print(progress.line([config]), file=sys.stderr)
         try:
-            train(config, resume=RunFolder.exists(config))
+            train(config, RunFolder.exists(config), tell=config is waiting[0].config)
         except InputError:
             if not _divergence(config):
                 raise
@@ -86,7 +109,7 @@ class Progress:
             logged = max((row["step"] for row in run.metrics()), default=0)
             ended = run.is_finished() or run.divergence()
             steps = 0 if ended else max(1, steps - logged)  # the last step may be logged and not saved
-        self.left[config.name] = steps * config.train.batch_size * config.model.max_position_embeddings
+        self.left[config.name] = _tokens(config, steps)
 
     def line(self, active: list[Config]) -> str:
         """`run 3 of 20: runs/compare/rope-seed2, about 12 min left`; several runs where they train at the same time."""
@@ -95,13 +118,18 @@ class Progress:
         return f"run{'s' * (len(active) > 1)} {numbers} of {len(self.configs)}: {places}, {self.time_left()}"
 
     def time_left(self) -> str:
-        """In minutes or hours, at the pace so far."""
+        """At the pace so far."""
         left = sum(self.left.values())
         done = self.at_start - left
         if not done:
             return "time left unknown"
-        minutes = (time.monotonic() - self.begun) / done * left / 60
-        return f"about {minutes / 60:.1f} h left" if minutes >= 90 else f"about {minutes:.0f} min left"
+        return f"about {duration((time.monotonic() - self.begun) / done * left)} left"
+
+
+def _tokens(config: Config, steps: int | None = None) -> int:
+    """Of so many steps; None: of all."""
+    steps = config.train.steps if steps is None else steps
+    return steps * config.train.batch_size * config.model.max_position_embeddings
 
 
 class _Process:

@@ -45,7 +45,7 @@ class TrainConfig(FrozenConfig):
     min_learning_rate: NonNegativeFloat | None = None
     """learning rate of the last step; null: a tenth of learning_rate"""
     warmup_steps: NonNegativeInt = 100
-    """steps of linear warm-up; the first has learning_rate / warmup_steps"""
+    """steps of linear warm-up; the first has learning_rate / warmup_steps. Where there are fewer steps: a tenth of them"""
     schedule: Literal["cosine", "wsd"] = "cosine"
     """after the warm-up: cosine decay, or warm-up/stable/decay (Hu et al. 2024) with a linear decay"""
     decay_fraction: Fraction = 0.2
@@ -100,21 +100,22 @@ class TrainConfig(FrozenConfig):
     def _fits_together(self):
         if self.min_learning_rate > self.learning_rate:
             raise ValueError(f"min_learning_rate {self.min_learning_rate} is above learning_rate {self.learning_rate}")
-        if self.warmup_steps > self.steps:
-            raise ValueError(f"warmup_steps {self.warmup_steps} is above steps {self.steps}")
         if self.position_until is not None:
             until, last = f"position_until {self.position_until}", self.position_steps
             if last in (0, self.steps):
                 which = "with" if last == 0 else "without"
                 raise ValueError(f"{until} of steps {self.steps} leaves no step {which} the scheme")
-            if self.warmup_steps > last:
-                raise ValueError(f"warmup_steps {self.warmup_steps} is above the {last} steps of {until}")
         return self
 
     @property
     def position_steps(self) -> int:
         """The last step with the positional scheme."""
         return self.steps if self.position_until is None else round(self.position_until * self.steps)
+
+    @property
+    def warmup(self) -> int:
+        """The steps of warm-up, of those with the positional scheme: no more than there are."""
+        return self.warmup_steps if self.warmup_steps <= self.position_steps else -(-self.position_steps // 10)
 
 
 class WandbConfig(FrozenConfig):

@@ -1,4 +1,4 @@
-"""The reference of all config keys as a markdown table: python -m configs.reference"""
+"""All config keys with their meaning: as a markdown table (python -m configs.reference), or with a config's values."""
 
 import yaml
 
@@ -20,6 +20,18 @@ def reference() -> str:
     return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
 
 
+def commented(config: FrozenConfig, indent: str = "") -> str:
+    """The config as YAML, which loads as the same one; beside each key its meaning."""
+    lines = []
+    for key, field in type(config).model_fields.items():
+        value, note = getattr(config, key), f"  # {' '.join(field.description.split())}" if field.description else ""
+        if isinstance(value, FrozenConfig):
+            lines += [f"{indent}{key}:{note}", commented(value, indent + "  ")]
+        else:
+            lines.append(f"{indent}{key}: {_yaml(config.model_dump(mode='json')[key])}{note}")
+    return "\n".join(lines)
+
+
 def _rows(config: type[FrozenConfig], prefix: str) -> list[tuple[str, str, str]]:
     rows = []
     for key, field in config.model_fields.items():
@@ -35,7 +47,8 @@ def _rows(config: type[FrozenConfig], prefix: str) -> list[tuple[str, str, str]]
 def _yaml(value) -> str:
     if isinstance(value, FrozenConfig):  # the default scheme, whose options follow
         return value.scheme
-    return yaml.safe_dump(list(value) if isinstance(value, tuple) else value, default_flow_style=True).split("\n")[0]
+    look = {"default_flow_style": True, "allow_unicode": True, "width": float("inf"), "sort_keys": False}
+    return yaml.safe_dump(list(value) if isinstance(value, tuple) else value, **look).split("\n")[0]
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -93,6 +94,14 @@ def _check_sum(file):
         return  # a checkpoint from before it had one
     if f"{_sum(file)}  {file.name}" not in lines:
         raise InputError(f"{file}: damaged or changed: its SHA-256 differs from that in {SUMS}")
+
+
+def best_checkpoint(run: Path) -> Path | None:
+    """The checkpoint of a run of ours whose step's evaluation gave the lowest validation loss, if one was evaluated."""
+    complete = complete_checkpoints(run)
+    losses = {row["step"]: row["val_loss"] for row in read_rows(run / "metrics.jsonl") if "val_loss" in row}
+    losses = {step: loss for step, loss in losses.items() if step in complete and math.isfinite(loss)}
+    return complete[min(losses, key=losses.get)] if losses else None
 
 
 def load_checkpoint(
@@ -202,6 +211,18 @@ def load_trainer(folder: Path) -> dict:
     if not isinstance(content, dict):
         raise InputError(f"{file}: expected a mapping, got {type(content).__name__}")
     return content
+
+
+def read_rows(file: Path) -> list[dict]:
+    """All complete rows of a metrics.jsonl; InputError if they cannot be read."""
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+        rows = [json.loads(line) for line in lines[:-1]]  # a crash has cut off what follows the last newline
+        if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
+            raise ValueError("a row without its step")
+        return rows
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{file}: missing or damaged ({error})") from None
 
 
 def _outer_name(name: str) -> str:

@@ -57,7 +57,6 @@ def contents(folder):
         ("model.hidden_size=15 model.num_attention_heads=3 model.position=sinusoidal", "even model.hidden_size, got"),
         ("model.position=rotary", "'rotary', known: "),
         ("model.vocab_size=100", "model.vocab_size: expected at least the tokenizer's 257, got 100"),
-        ("train.warmup_steps=7", "warmup_steps 7 is above steps 6"),
         ("train.device=mps", "train.device: 'mps'"),
         ("data.source=none.txt", "data.source 'none.txt': no such file"),
         ("data.source=empty.txt", "data.source 'empty.txt': no text"),

@@ -12,6 +12,7 @@ from configs import TrainConfig, load_config
 from model.position import POSITIONS
 from model.transformer import Transformer
 from settings import FrozenConfig
+from tiny import call
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -72,7 +73,6 @@ def test_null_means_what_the_description_says(load):
         ("train: 5", ["train", "5", "expected a mapping, as in {batch_size: 5}"]),
         ("model: {position: rop}", ["model.position", "'rop'", *POSITIONS]),
         ("model: {position: {scheme: none, base: 5}}", ["model.position", "'base'"]),
-        ("train: {steps: 5, warmup_steps: 6}", ["train", "warmup_steps 6", "steps 5"]),
         ("train: {warmup_steps: 0, learning_rate: 1, min_learning_rate: 2}", ["min_learning_rate 2", "rate 1"]),
         ("wandb: {project: me/tiny}", ["wandb.project", "'me/tiny'", r"[^/\\#?%:]"]),
         ("seed: -1", ["seed", "-1"]),
@@ -289,3 +289,12 @@ def test_the_readme_lists_every_config_key():
     from configs.reference import reference
 
     assert reference() in (CONFIGS.parent / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("program", "load"), [("train", load_config), ("compare", load_comparison)])
+def test_the_examples_of_help_can_be_typed(program, load, capsys, monkeypatch):
+    monkeypatch.chdir(CONFIGS.parent)
+    assert call(__import__(program), "--help") == 0
+    examples = [line.split()[2:] for line in capsys.readouterr().out.splitlines() if line.startswith("  python ")]
+    configs = [[word for word in words if word[0] != "-"] for words in examples if words[0] != "--runs"]
+    assert len(configs) > 1 and all(load(path, overrides) for path, *overrides in configs)

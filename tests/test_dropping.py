@@ -180,7 +180,6 @@ def test_a_run_that_diverges_after_the_change_goes_back_before_it(tmp_path):
         ("train.position_until=late", "train.position_until: 'late'"),
         ("train.position_until=0.05", "train: position_until 0.05 of steps 6 leaves no step with the scheme"),
         ("train.position_until=0.95", "train: position_until 0.95 of steps 6 leaves no step without the scheme"),
-        ("train.position_until=0.2", "train: warmup_steps 2 is above the 1 steps of position_until 0.2"),
         (
             "train.position_until=0.5 model.position=none",
             "train.position_until 0.5: model.position 'none' has no scheme",

@@ -125,6 +125,16 @@ def test_one_seed_gives_one_text_and_temperature_zero_needs_none(output):
     assert output(*arguments, 1, "--temperature", 0) == output(*arguments, 2, "--temperature", 0)
 
 
+def test_samples_are_told_apart_on_a_terminal_alone(output, monkeypatch):
+    arguments = "--prompt", "he", "--max-new-tokens", 4, "--num-samples"
+    piped = output(*arguments, 3)
+    monkeypatch.setattr("_pytest.capture.EncodedFile.isatty", lambda _: True, raising=False)
+    monkeypatch.setattr("_pytest.capture.CaptureIO.isatty", lambda _: True, raising=False)
+    shown = output(*arguments, 3)
+    assert (shown.out, shown.err) == (piped.out, "--- sample 1\n--- sample 2\n--- sample 3\n") and piped.err == ""
+    assert output(*arguments, 1).err == output(*arguments, 3, "--json").err == ""
+
+
 def test_figures_go_to_stderr(output):
     got = output("--prompt", "he", "--max-new-tokens", 4, "--stats")
     assert got.out == output("--prompt", "he", "--max-new-tokens", 4).out

@@ -108,7 +108,10 @@ def test_what_all_may_import_imports_nothing_of_ours():
 
 def test_a_program_is_imported_by_none_and_sees_what_it_needs():
     assert not tops(*FILES) & {"prepare", "train", "generate", "compare"}
-    assert "comparison" not in tops(ROOT / "train.py")
+    drawn = {name for name in imported(ROOT / "train.py") if name.startswith("comparison")}
+    assert drawn == {"comparison.single", "comparison.single.draw"}, "the picture of a run that is done"
+    text = (ROOT / "train.py").read_text(encoding="utf-8")
+    assert text.index(" train(config") < text.index("from comparison."), "which loads matplotlib"
     assert tops(ROOT / "generate.py") & OURS == {"base", "model", "sampling"}
     assert "sampling" not in tops(ROOT / "compare.py")
     assert tops(ROOT / "prepare.py") & OURS == {"base", "configs", "data"}

@@ -49,6 +49,15 @@ def test_cosine_schedule_by_its_formula():
     assert sorted(got[3:], reverse=True) == got[3:]
 
 
+def test_a_warm_up_longer_than_the_training_takes_a_tenth_of_it():
+    """The part without the scheme, too: 10 of 30 steps, whose warm-up is half of the 2 of 20."""
+    common = {"warmup_steps": 40, "min_learning_rate": 0, "learning_rate": 1.0}
+    assert rates(steps=25, **common) == rates(steps=25, **{**common, "warmup_steps": 3})
+    assert rates(steps=1, **common) == [1.0]
+    parts = {"steps": 30, "position_until": 2 / 3}
+    assert rates(**parts, **common) == rates(**parts, **{**common, "warmup_steps": 2})
+
+
 def test_wsd_schedule_by_hand():
     got = rates(schedule="wsd", steps=20, warmup_steps=4, decay_fraction=0.25, learning_rate=1.0, min_learning_rate=0.1)
     assert got[:4] == [0.25, 0.5, 0.75, 1.0]

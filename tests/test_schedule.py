@@ -2,10 +2,12 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -14,12 +16,13 @@ from test_compare import comparison_file
 
 import compare as program
 from base import InputError
-from comparison import schedule
+from comparison import commands, schedule
 from comparison.design import PlannedRun, load_comparison, shell
-from comparison.schedule import Progress, train_all
+from comparison.measure import Corpora
+from comparison.schedule import Progress, announce, train_all
 from comparison.tuning import next_runs
 from configs import load_config
-from tiny import call, killed_before_step, rows, run_config, weights
+from tiny import Stopped, call, killed_before_step, rows, run_config, train_until, weights
 from training.loop import train
 from training.processes import STARTED_BY_TORCHRUN
 from training.run import RunFolder
@@ -127,7 +130,7 @@ def test_one_that_fails_ends_all_with_its_line(tmp_path, monkeypatch):
 
 
 def test_a_failure_other_than_diverging_ends_all_in_one_process_too(tmp_path, monkeypatch):
-    def fail(config, resume):
+    def fail(*_, **__):
         raise InputError("no room")
 
     monkeypatch.setattr(schedule, "train", fail)
@@ -219,3 +222,56 @@ def test_the_base_is_named_from_the_current_folder(tmp_path):
     path.write_text(yaml.safe_dump({**values, "base": "../base.yaml"}))
     run = next_runs(load_comparison(str(path), []))[0]
     assert Path(run.arguments[0]).samefile(tmp_path / "base.yaml")
+
+
+def test_the_time_of_all_runs_is_said_before_the_first(tmp_path, monkeypatch, capsys):
+    """At 3 s for the baseline's 256 tokens: 4 tuning runs and 4 reported ones of the same size, one of them half done."""
+    rehearsed = []
+    monkeypatch.setattr(
+        schedule, "rehearse", lambda config, _: rehearsed.append(config) or SimpleNamespace(seconds=3.0)
+    )
+    changes = {"learning_rates": [0.01, 0.02], "tuning_seeds": [5]}
+    comparison = load_comparison(str(comparison_file(tmp_path, **changes)), ["train.checkpoint_every=1"])
+    train_until(3, next_runs(comparison)[1].config)
+    capsys.readouterr()
+    announce([comparison, comparison], Corpora())
+    said = capsys.readouterr().err
+    assert said.startswith("16 runs to train: about 45 s, by some steps of the baseline, and then ")
+    assert [config.name for config in rehearsed] == ["rope-lr0.01-seed0"] * 2
+
+
+def test_the_time_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    def stop(*_):
+        raise Stopped
+
+    monkeypatch.setattr(commands, "announce", stop)
+    with pytest.raises(Stopped):
+        commands.compare(load_comparison(str(comparison_file(tmp_path)), []))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_only_the_first_run_of_many_says_what_is_to_come(tmp_path, capsys):
+    comparison = load_comparison(str(comparison_file(tmp_path)), [])
+    train_all(next_runs(comparison), 1)
+    assert capsys.readouterr().err.count(" passes over the text") == 1
+    announce([comparison], Corpora())
+    assert capsys.readouterr().err == "", "all are done"
+
+
+def test_the_base_is_found_beside_the_file_or_here_or_among_the_project_s_own(tmp_path, monkeypatch):
+    (tmp_path / "inner").mkdir()
+    path = tmp_path / "inner" / "cmp.yaml"
+    comparison_file(tmp_path)
+    values = yaml.safe_load((tmp_path / "cmp.yaml").read_text())
+    monkeypatch.chdir(tmp_path)
+
+    def base(name):
+        path.write_text(yaml.safe_dump({**values, "base": name}), encoding="utf-8")
+        return Path(next_runs(load_comparison(str(path), []))[0].arguments[0])
+
+    assert base("quickstart.yaml") == ROOT / "configs" / "quickstart.yaml"
+    assert base("base.yaml").samefile(tmp_path / "base.yaml")
+    shutil.copy("base.yaml", "inner")
+    assert base("base.yaml") == tmp_path / "inner" / "base.yaml"
+    with pytest.raises(InputError, match=r"inner/none.yaml: No such file"):
+        base("none.yaml")

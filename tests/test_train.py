@@ -2,11 +2,16 @@
 
 import json
 import os
+import re
 import shlex
+import sys
+import time
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -16,6 +21,7 @@ from safetensors.torch import load_file
 import generate
 import train as program
 from base import InputError
+from comparison import single
 from configs import load_config
 from data.batches import IGNORED, Batches
 from data.corpus import load_corpus
@@ -42,7 +48,9 @@ from tiny import (
 )
 from training import loop
 from training.evaluation import evaluate
-from training.loop import fit_to_corpus, train
+from training.facts import duration, opening, passes
+from training.loop import Trainer, fit_to_corpus, train
+from training.rehearsal import Rehearsal
 from training.run import RunFolder
 from training.schedule import learning_rate
 
@@ -508,8 +516,128 @@ def test_the_command_trains_and_shows_a_sample_on_stdout_alone(tmp_path, capsys)
 def test_a_log_file_gets_whole_lines_and_few(tmp_path, monkeypatch, capsys):
     trained(tmp_path, "name=few")
     err = capsys.readouterr().err
-    assert "\r" not in err and [line[:22] for line in err.splitlines() if "step" in line] == ["few: step 1 of 6, loss"]
+    assert "\r" not in err and [line[:22] for line in err.splitlines() if ": step" in line] == [
+        "few: step 1 of 6, loss"
+    ]
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_LINES", 0)
     trained(tmp_path, "name=more", "train.log_every=2")
     said = [line.split(", ")[0] for line in capsys.readouterr().err.splitlines()]
-    assert said == [f"more: step {step} of 6" for step in (2, 4, 6)]
+    assert said[1:] == [f"more: step {step} of 6" for step in (2, 4, 6)]
+
+
+def test_the_start_says_what_is_to_come_and_warns_of_many_passes(tmp_path, capsys):
+    """3,419 bytes and an end-of-text are 3,420 tokens: four passes are 213.75 steps of 64."""
+    config = trained(tmp_path, "train.warmup_steps=7", "train.threads=2")
+    (line, warm_up, *_) = capsys.readouterr().err.splitlines()[1:]
+    parameters = sum(
+        tensor.numel() for tensor in load_file(find_checkpoint(config.folder) / "model.safetensors").values()
+    )
+    said = f"tiny: {parameters:,} parameters on cpu, 2 threads; 6 steps, 384 tokens: 0.11 passes over the text"
+    assert line == said
+    assert warm_up == "train.warmup_steps 7 is more than the 6 steps there are; the warm-up takes 1"
+    assert load_config(config.folder / "config.yaml").train.warmup_steps == 7
+    train(run_config(tmp_path, "train.warmup_steps=7", "train.steps=8"), resume=True)
+    assert [row["learning_rate"] for row in rows(config.folder) if "learning_rate" in row][6:7] == [0.01]
+    corpus = load_corpus(config.data)
+    for steps, warned in ((213, False), (214, True)):
+        longer = config.model_copy(
+            update={"train": config.train.model_copy(update={"steps": steps, "warmup_steps": 0})}
+        )
+        said = opening(longer, corpus, 1, torch.device("cpu"), 64 * steps)
+        assert len(said) == 1 + warned and said[-1].startswith("warning: 4 passes over the text: ") == warned
+
+
+def test_the_passes_of_a_mixture_are_those_of_its_most_repeated_source():
+    parts = [SimpleNamespace(weight=3.0, train=range(100)), SimpleNamespace(weight=1.0, train=range(10))]
+    assert passes(SimpleNamespace(parts=parts), 400) == 10
+
+
+def test_the_end_names_the_lowest_loss_and_its_checkpoint_and_generate_takes_it(tmp_path, capsys, monkeypatch):
+    """The rate is far too high from the fourth step on."""
+    monkeypatch.setattr(loop, "learning_rate", lambda step, _: 0.01 if step < 4 else 10.0)
+    arguments = "train.eval_every=3", "train.checkpoint_every=3"
+    assert call(program, config_file(tmp_path), *arguments) == 0
+    folder, said = tmp_path / "runs" / "tiny", capsys.readouterr().err
+    third = next(row["val_loss"] for row in rows(folder) if row["step"] == 3 and "val_loss" in row)
+    best = folder / "checkpoints" / "step_000003"
+    assert f"lowest {third:.4f} after step 3, {best}" in said
+    assert shlex.join(["generate.py", str(folder), "--checkpoint", "best"]) in said
+    assert call(program, config_file(tmp_path), arguments[0], "name=few") == 0
+    assert f"lowest {third:.4f} after step 3, of which no checkpoint was kept" in capsys.readouterr().err
+    texts = []
+    for which in ([folder, "--checkpoint", "best"], [best], [folder]):
+        assert call(generate, *which, "--max-new-tokens", 8, "--json") == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+    (folder / "metrics.jsonl").write_text("", encoding="utf-8")
+    assert call(generate, folder, "--checkpoint", "best") == 2
+    assert "--checkpoint best: " in capsys.readouterr().err
+
+
+def test_an_evaluation_leaves_the_time_left_and_shows_its_loss(tmp_path, monkeypatch):
+    """As the bar's own rate has it: steps of no time, and an evaluation of an hour."""
+    now, bars = [1e9], set()
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    real = Trainer.total_nats
+
+    def slow(trainer, tokens):
+        now[0] += 3600
+        bars.add(trainer.bar)
+        return real(trainer, tokens)
+
+    monkeypatch.setattr(Trainer, "total_nats", slow)
+    with mock.patch.object(sys.stderr, "isatty", lambda: True, create=True):
+        trained(tmp_path, "train.eval_every=3")
+    (bar,) = bars
+    assert bar.format_dict["rate"] is None and ", validation loss " in bar.postfix
+
+
+def test_the_printed_config_is_the_same_config_and_explains_each_key(tmp_path, capsys):
+    arguments = [
+        "model.position={scheme: rope, base: 500}",
+        f"wandb.tags=[{'a b ' * 15}, 'ä: #']",
+        "data.subset='a: 1'",
+    ]
+    assert call(program, config_file(tmp_path), *arguments, "--print-config") == 0
+    (tmp_path / "printed.yaml").write_text(printed := capsys.readouterr().out, encoding="utf-8")
+    assert load_config(tmp_path / "printed.yaml") == run_config(tmp_path, *arguments)
+    assert "  batch_size: 4  # sequences per step, over all processes\n" in printed
+    assert not [line for line in printed.splitlines() if "  # " not in line and "scheme:" not in line]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_rehearsal_writes_no_run_and_counts_by_hand(tmp_path, capsys):
+    """6,720 parameters: 257 rows of 16 as embedding, 4 x 16 x 16 in attention, 3 x 16 x 32 in the MLP, 3 norms of 16."""
+    assert call(program, config_file(tmp_path), "--dry-run", "train.eval_every=4") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("tiny: 6,720 parameters on cpu, ") and "6 steps, 384 tokens" in lines[0]
+    assert lines[1] == "parameters: embed_tokens 4,112, norms 48, self_attn 1,024, mlp 1,536"
+    assert re.fullmatch(r"memory: about [0-9.]+ GiB", lines[2]) and lines[3].endswith("each of the evaluations (2)")
+    assert not (tmp_path / "runs").exists()
+    config = trained(tmp_path)
+    before = contents(config.folder)
+    assert call(program, config_file(tmp_path), "--dry-run") == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert call(program, config_file(tmp_path), "--dry-run", "--overwrite", "model.max_position_embeddings=4000") == 2
+    assert "each needs model.max_position_embeddings + 1 = 4001" in capsys.readouterr().err
+    assert call(program, config_file(tmp_path), "--dry-run", "--overwrite") == 0 and contents(config.folder) == before
+
+
+def test_the_time_of_a_rehearsal_is_that_of_steps_and_evaluations():
+    assert Rehearsal([], {}, step=0.5, evaluation=20, evaluations=3, steps=100, memory=None).seconds == 110
+    assert [duration(seconds) for seconds in (89, 90, 5399, 5400)] == ["89 s", "2 min", "90 min", "1.5 h"]
+
+
+def test_a_run_that_is_done_has_a_picture_and_a_page(tmp_path, monkeypatch):
+    """Also one that ended after its first step, and without what no picture has room for."""
+    monkeypatch.setattr(single, "MOST_POINTS", 3)
+    for steps in (1, 6):
+        assert call(program, config_file(tmp_path), f"train.steps={steps}", f"name=run{steps}") == 0
+        folder = tmp_path / "runs" / f"run{steps}"
+        whole = ElementTree.fromstring((folder / "loss.svg").read_text(encoding="utf-8"))
+        assert {"training", "validation", "rate"} <= {text.strip() for text in whole.itertext()}
+        html, (*_, last) = (folder / "report.html").read_text(encoding="utf-8"), rows(folder)
+        assert f"ends at {last['val_loss']:.4f} nats per token" in html and "# optimizer steps" in html
+        assert html.count("<svg") == 2 and "http" not in html.replace("http://www.w3.org/2000/svg", "")
+    line = single._line(rows(folder), "train_loss", "training", 0)
+    assert [tokens for tokens, _ in line.points] == [3 * 64, 6 * 64]

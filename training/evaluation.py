@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from data.batches import windows
 from model.device import is_out_of_memory
@@ -37,10 +38,12 @@ def evaluate(
         each = -(-len(chosen) // engine.size)
         left = min(each, max(0, len(chosen) - engine.rank * each))  # the rest of this process's share counts nothing
         chosen = engine.own(np.resize(chosen, each * engine.size))
-        for nats in window_nats(model, tokens, chosen, length, length, engine.size == 1):
-            total, left = total + nats[:left].sum().item(), max(0, left - len(nats))
-            if stopping():
-                return None
+        with tqdm(total=len(chosen), desc="evaluation", delay=1, leave=False, disable=None) as bar:
+            for nats in window_nats(model, tokens, chosen, length, length, engine.size == 1):
+                total, left = total + nats[:left].sum().item(), max(0, left - len(nats))
+                bar.update(len(nats))
+                if stopping():
+                    return None
     return engine.sum(torch.tensor(total, dtype=torch.float64)).item()
 
 

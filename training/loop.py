@@ -24,6 +24,7 @@ from model.device import autocast, is_out_of_memory, pick_device
 from model.transformer import Transformer
 from training.alone import Alone
 from training.evaluation import bits_per_byte, evaluate
+from training.facts import duration, opening
 from training.machine import compile_where_possible, explain_out_of_memory, pick_engine, using_threads
 from training.optimizer import build_optimizer, rebuild_optimizer, restore_optimizer
 from training.run import ReadRunFolder, RunFolder
@@ -36,10 +37,10 @@ from training.tracking import tracking
 SECONDS_BETWEEN_LINES = 60  # of progress, where there is no terminal for a bar
 
 
-def train(config: Config, resume: bool = False, overwrite: bool = False) -> dict:
+def train(config: Config, resume: bool = False, overwrite: bool = False, tell: bool = True) -> dict:
     """Trains to config.train.steps and returns the last evaluation row: step, tokens, val_loss, val_bits_per_byte.
 
-    Writes the run folder. Batch i depends only on config.seed and i, so a resumed run continues where it stopped.
+    tell: whether to print what is known at the start. Writes the run folder. Batch i depends only on config.seed and i, so a resumed run continues where it stopped.
     On SIGINT or SIGTERM it finishes the step, or breaks off the evaluation, writes a checkpoint and ends the program
     with status 130 or 143. Raises InputError before writing anything if config, corpus and folder do not fit together,
     and later if loss, gradient or evaluation is not finite, or if the disk or the device's memory is full.
@@ -55,7 +56,12 @@ def train(config: Config, resume: bool = False, overwrite: bool = False) -> dict
     device = pick_device(config.train.device)
     alone = engine.size == 1
     with run.locked(), signals_received(alone) as signals, using_threads(run.config.train.threads):
-        make_trainer(run, corpus, device, signals, engine).train()
+        trainer = make_trainer(run, corpus, device, signals, engine)
+        if tell:
+            parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+            tokens = trainer.batches.targets(config.train.steps)
+            print(*opening(run.config, corpus, parameters, device, tokens), sep="\n", file=sys.stderr)
+        trainer.train()
     return engine.from_first([row for row in run.metrics() if "val_loss" in row][-1:])[0]
 
 
@@ -128,6 +134,7 @@ class Trainer:
     busy_seconds: float = 0.0  # in steps, since the last training row
     busy_steps: int = 0
     next_line: float = 0.0  # when to print progress again, as time.monotonic()
+    shown: dict[str, str] = field(default_factory=dict)  # the progress in words
     settings: TrainConfig = field(init=False)
     context: int = field(init=False)
     end_of_text: int | None = field(init=False)  # None: documents are packed
@@ -229,17 +236,23 @@ class Trainer:
     def log_step(self, result: StepResult) -> None:
         """Logs a training row; loss and gradient norm are None unless both are finite."""
         speed = self.batches.targets(self.busy_steps) / self.busy_seconds
+        left = duration((self.settings.steps - self.step) * self.busy_seconds / self.busy_steps)
         self.busy_seconds, self.busy_steps = 0.0, 0
         loss, norm, rate = result if result.is_finite else (None, None, result.learning_rate)
         row = {"train_loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens_per_second": speed}
         self.log(
             {**row, **self.engine.whole_position(self.model).metrics(), **row}
         )  # twice: first in the row, and not to be replaced
-        progress = f"loss {result.loss:.3f}, lr {rate:.1e}, {speed:,.0f} tokens/s"
-        self.bar.set_postfix_str(progress)
+        self.show("steps", f"loss {result.loss:.3f}, lr {rate:.1e}, {speed:,.0f} tokens/s")
         if self.bar.disable and time.monotonic() >= self.next_line:
-            print(f"{self.run.config.name}: step {self.step} of {self.settings.steps}, {progress}", file=sys.stderr)
+            progress = ", ".join([f"step {self.step} of {self.settings.steps}", *self.shown.values()])
+            print(f"{self.run.config.name}: {progress}, {left} left", file=sys.stderr)
             self.next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+
+    def show(self, key: str, said: str) -> None:
+        """Puts it into the progress, in place of what was there under this key."""
+        self.shown[key] = said
+        self.bar.set_postfix_str(", ".join(self.shown.values()))
 
     def log(self, numbers: dict) -> None:
         """Appends a row of this step to metrics.jsonl, and tracks it; its tokens are the targets so far, without padding."""
@@ -275,7 +288,7 @@ class Trainer:
 
         Ends the run if the loss is not finite, or if a signal comes.
         """
-        nats, targets = {}, {part.name: len(part.val) - 1 for part in self.corpus.parts}
+        begun, nats, targets = time.time(), {}, {part.name: len(part.val) - 1 for part in self.corpus.parts}
         for part in self.corpus.parts:
             nats[part.name] = self.total_nats(part.val)
             if nats[part.name] is None:
@@ -290,6 +303,9 @@ class Trainer:
         each = {f"val_loss/{name}": nats[name] / targets[name] for name in nats if len(nats) > 1}
         self.log({"val_loss": loss, "val_bits_per_byte": per_byte, **each})
         self.run.prune()
+        self.show("evaluation", f"validation loss {loss:.3f}")
+        if not self.bar.disable:  # the time left follows from the steps' alone
+            self.bar.last_print_t += time.time() - begun
 
     def total_nats(self, tokens: np.ndarray) -> float | None:
         """What `training.evaluation.evaluate` gives for the current model; None if a signal came."""
@@ -327,7 +343,9 @@ class Trainer:
         if self.saved != self.step:
             self.save()
         self.bar.close()
-        command = shlex.join(["train.py", str(self.run.path / "config.yaml"), "--resume"])
+        command = shlex.join(
+            [str(Path(sys.argv[0]).with_name("train.py")), str(self.run.path / "config.yaml"), "--resume"]
+        )
         command = f"{'python' if self.engine.size == 1 else 'torchrun …'} {command}"
         print(f"stopped after step {self.step} of {self.settings.steps}; to continue: {command}", file=sys.stderr)
         raise SystemExit(128 + number)

@@ -14,7 +14,7 @@ from base import InputError, writing
 from configs import Config, load_config
 from data.corpus import Corpus
 from data.tokenizer import load_tokenizer, tokenizer_files
-from model.checkpoint import complete_checkpoints, read_json
+from model.checkpoint import best_checkpoint, complete_checkpoints, read_json, read_rows
 from training.starting import fill_in_model
 from training.versions import versions
 
@@ -145,14 +145,7 @@ class RunFolder:
 
     def metrics(self) -> list[dict]:
         """All complete rows of metrics.jsonl; InputError if they cannot be read."""
-        try:
-            lines = self.metrics_file.read_text(encoding="utf-8").split("\n")
-            rows = [json.loads(line) for line in lines[:-1]]  # a crash has cut off what follows the last newline
-            if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
-                raise ValueError("a row without its step")
-            return rows
-        except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"{self.metrics_file}: missing or damaged ({error})") from None
+        return read_rows(self.metrics_file)
 
     def drop_rows_after(self, step: int) -> None:
         """Drops the metrics rows that a resumed run will write again."""
@@ -195,13 +188,10 @@ class RunFolder:
 
         The loss of a checkpoint is that of the evaluation at its step; without one it cannot be the best.
         """
-        complete = complete_checkpoints(self.path)
-        kept = set(sorted(complete)[-self.config.train.keep_checkpoints :])
-        losses = {row["step"]: row["val_loss"] for row in self.metrics() if "val_loss" in row}
-        losses = {step: loss for step, loss in losses.items() if step in complete and math.isfinite(loss)}
-        kept |= {min(losses, key=losses.get)} if losses else set()
+        complete, best = complete_checkpoints(self.path), best_checkpoint(self.path)
+        newest = [complete[step] for step in sorted(complete)[-self.config.train.keep_checkpoints :]]
         for path in (self.path / "checkpoints").glob("*"):
-            if path not in [complete[step] for step in kept]:
+            if path not in [*newest, best]:
                 hidden = path.with_name(f".{path.name}.removed")  # so that a kill leaves no half-removed one
                 path.rename(hidden)
                 shutil.rmtree(hidden)

@@ -1,0 +1,109 @@
+"""What a run will take, by some of its steps, which write nothing."""
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+
+from configs import Config
+from data.corpus import Corpus, load_corpus
+from model.device import pick_device
+from training.alone import ALONE
+from training.evaluation import EVAL_TOKENS
+from training.facts import duration, opening
+from training.loop import fill_in_threads, fit_to_corpus, make_trainer
+from training.machine import explain_out_of_memory, using_threads
+from training.run import ReadRunFolder, RunFolder
+from training.step import optimizer_step
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
+STEPS = 4  # the first warms up
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a run is made of and takes. parameters: by part; memory: bytes at most, None where nothing tells."""
+
+    opening: list[str]
+    parameters: dict[str, int]
+    step: float  # seconds
+    evaluation: float  # seconds
+    evaluations: int
+    steps: int
+    memory: int | None
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole training."""
+        return self.steps * self.step + self.evaluations * self.evaluation
+
+    def lines(self) -> list[str]:
+        """In words."""
+        parts = ", ".join(f"{part} {count:,}" for part, count in self.parameters.items())
+        memory = "unknown here" if self.memory is None else f"about {self.memory / 2**30:.1f} GiB"
+        return [
+            *self.opening,
+            f"parameters: {parts}",
+            f"memory: {memory}",
+            f"time: about {duration(self.seconds)}, by {STEPS} steps: {self.step:.2g} s a step, and "
+            f"{self.evaluation:.2g} s for each of the evaluations ({self.evaluations})",
+        ]
+
+
+def rehearse(config: Config, corpus: Corpus) -> Rehearsal:
+    """Takes STEPS steps at rate 0 in one process, not compiled, and evaluates some of the validation text.
+
+    InputError if config and corpus do not fit together, or if a step does not fit into memory.
+    """
+    run = ReadRunFolder(config)
+    run.config = config = fill_in_threads(fit_to_corpus(config, corpus), run)
+    train, device, times = config.train, pick_device(config.train.device), []
+    with using_threads(train.threads):
+        trainer = make_trainer(run, corpus, device, [], ALONE)
+        model = trainer.model
+        parameters = _by_part(model)
+        for number in range(STEPS):
+            begun = time.perf_counter()
+            with explain_out_of_memory(device, train.micro_batch_size, train.batch_size):
+                optimizer_step(model, trainer.optimizer, *trainer.batches[number], 0.0, train)
+            times.append(time.perf_counter() - begun)
+        begun, some = time.perf_counter(), corpus.parts[0].val[: max(EVAL_TOKENS, trainer.context) + 1]
+        trainer.total_nats(some)
+        evaluation = (time.perf_counter() - begun) * len(corpus.val) / len(some)
+    return Rehearsal(
+        opening(config, corpus, sum(parameters.values()), device, trainer.batches.targets(train.steps)),
+        parameters,
+        statistics.median(times[1:]),
+        evaluation,
+        -(-train.steps // (train.eval_every or train.steps)),
+        train.steps,
+        _peak_memory(device),
+    )
+
+
+def rehearsed(config: Config, resume: bool, overwrite: bool) -> str:
+    """What `rehearse` finds, in words; InputError as from `train`."""
+    RunFolder(config, resume, overwrite)
+    return "\n".join([*rehearse(config, load_corpus(config.data)).lines(), f"nothing was written to {config.folder}"])
+
+
+def _by_part(model: torch.nn.Module) -> dict[str, int]:
+    counts = {}
+    for name, parameter in model.named_parameters():
+        first, *inner = name.split(".")
+        part = inner[1] if first == "layers" else first
+        part = "norms" if "norm" in part else part
+        counts[part] = counts.get(part, 0) + parameter.numel()
+    return counts
+
+
+def _peak_memory(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if torch.backends.mps.is_built() else 1024  # of macOS, and of Linux
+    return resource and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
