@@ -48,7 +48,7 @@ def cell(name: str, length: int) -> tuple[float, float]:
 
     @torch.inference_mode()
     def reading(ids):
-        model(ids, Cache() if "document_start_token_id" not in changes else None, logits_to_keep=1)
+        model(ids[:, :-1], Cache() if "document_start_token_id" not in changes else None, logits_to_keep=1)
 
     training(ids[:, :65])
     before = peak()
