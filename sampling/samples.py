@@ -102,7 +102,7 @@ class Sampler:
         # A special token has no text that could be found: its name stands for it.
         named = {source.tokenizer.token_to_id(text) for text in special_tokens(source.tokenizer) & {*stop}}
         self.stop_ids = {*source.stop, *named & {*source.drawn}}
-        self.printed = self.warned = False
+        self.warned, self.headed = False, 0
         self.read = self.made = self.reading = self.making = 0  # tokens, and seconds
 
     def print_all(self, prompts: list[str]) -> None:
@@ -124,7 +124,7 @@ class Sampler:
                 try:
                     if (prompt := read_line()) is None:
                         return
-                    self.printed = False
+                    self.headed = 0
                     answer = self.print([(prompt, self.ids(prompt, messages))])[0].text
                     messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
                 except InputError as error:
@@ -168,9 +168,9 @@ class Sampler:
             for text, ids in prompts
             for _ in range(self.num_samples)
         ]
-        if self.printed and not self.as_json:
+        if self.headed and not self.as_json:
             print()
-        self.printed = True
+        self.head(samples)
         for _ in self.grown(samples, prompts):
             if not self.as_json:
                 samples[0].show()
@@ -180,8 +180,16 @@ class Sampler:
                 print(sample.row(), flush=True)
             else:
                 print(end="\n" if number else "")
+                if number:
+                    self.head(samples)
                 sample.show()
         return samples
+
+    def head(self, samples: list[Sample]) -> None:
+        """Numbers the next of several samples, where somebody reads them on a terminal."""
+        self.headed += 1
+        if len(samples) > 1 and not self.as_json and sys.stderr.isatty():
+            print(f"--- sample {self.headed}", file=sys.stderr, flush=True)
 
     def grown(self, samples: list[Sample], prompts: list[tuple[str, list[int]]]) -> Iterator[None]:
         """Yields whenever the samples have grown by a token, until all have ended."""

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import sys
 import time
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -586,8 +585,9 @@ def test_an_evaluation_leaves_the_time_left_and_shows_its_loss(tmp_path, monkeyp
         return real(trainer, tokens)
 
     monkeypatch.setattr(Trainer, "total_nats", slow)
-    with mock.patch.object(sys.stderr, "isatty", lambda: True, create=True):
-        trained(tmp_path, "train.eval_every=3")
+    real_bar = loop.tqdm
+    monkeypatch.setattr(loop, "tqdm", lambda *given, **more: real_bar(*given, **{**more, "disable": False}))
+    trained(tmp_path, "train.eval_every=3")
     (bar,) = bars
     assert bar.format_dict["rate"] is None and ", validation loss " in bar.postfix
 
@@ -596,7 +596,7 @@ def test_the_printed_config_is_the_same_config_and_explains_each_key(tmp_path, c
     arguments = [
         "model.position={scheme: rope, base: 500}",
         f"wandb.tags=[{'a b ' * 15}, 'ä: #']",
-        "data.subset='a: 1'",
+        "data.subset='a: b b b b b b b b b b b b b b b b b b b b b b b b b b b b b b c'",
     ]
     assert call(program, config_file(tmp_path), *arguments, "--print-config") == 0
     (tmp_path / "printed.yaml").write_text(printed := capsys.readouterr().out, encoding="utf-8")
