@@ -71,11 +71,24 @@ def masked(bias: Tensor, mask: Tensor) -> Tensor:
 
 
 def blocks(queries: int, keys: int) -> list[slice]:
-    """Slices of the queries, of at most SCORES scores, unless one query alone has more; one slice for up to twice that."""
+    """Slices of the queries, of at most SCORES scores, unless one query alone has more; one slice for up to twice that.
+
+    All of about as many scores, where later queries see more keys: memory that one has freed then serves the next. Slices
+    of equal length need more each time, and the allocator of a CPU kept 8 GB for 0.4 GB in use.
+    """
     if queries * keys <= 2 * SCORES:  # known to a compiler for all lengths up to a bound, unlike the slices below
         return [slice(0, queries)]
-    size = max(1, SCORES // keys)
-    return [slice(start, min(start + size, queries)) for start in range(0, queries, size)]
+    slices, seen = [], keys - queries
+    while seen < keys:
+        size = max(1, (math.isqrt(seen**2 + 4 * SCORES) - seen) // 2)  # the most with size · (seen + size) ≤ SCORES
+        start, seen = seen, min(keys, seen + size)
+        slices.append(slice(start - keys + queries, seen - keys + queries))
+    return slices
+
+
+def cut(x: Tensor, rows: list[slice]) -> tuple[Tensor, ...]:
+    """The rows of x (…, T, any), which all of them cover: unlike by indexing, with one gradient for all."""
+    return x.split([each.stop - each.start for each in rows], dim=-2)
 
 
 def recomputed(function: Callable[..., Tensor], *inputs) -> Tensor:
@@ -179,7 +192,7 @@ class SoftmaxAttention(Attention):
     def in_blocks(self, inputs: AttentionInputs, x: Tensor, q: Tensor, *of_keys: Tensor) -> Tensor:
         """As `attended`, block by block. Nothing of a block is kept: the backward pass computes it once more."""
         rows = blocks(q.shape[-2], of_keys[0].shape[-2])
-        parts = zip(rows, *(t.split(rows[0].stop, dim=-2) for t in (x, q)))
+        parts = zip(rows, *(cut(t, rows) for t in (x, q)))
         return torch.cat([recomputed(self.block, inputs, *part, *of_keys) for part in parts], dim=-2)
 
     def block(self, inputs: AttentionInputs, rows: slice, x: Tensor, q: Tensor, *of_keys: Tensor) -> Tensor:
@@ -229,7 +242,7 @@ class LinearAttention(Attention):
         tokens before it or, with documents (B, T), of those in the last one's document, stand for what lies before.
         """
         found = []
-        for chunk, *parts in zip(chunks, *(t.split(chunks[0].stop, dim=-2) for t in of_tokens)):
+        for chunk, *parts in zip(chunks, *(cut(t, chunks) for t in of_tokens)):
             q, k, v, turned_q, turned_k = parts
             weights, key_sums = (turned_q @ turned_k.mT).tril(), k.cumsum(dim=-2)
             if documents is not None:
