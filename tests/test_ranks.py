@@ -168,8 +168,9 @@ def test_gradients_of_one_step_are_those_of_one_process(tmp_path, ranks):
     for engine in ("ddp", "fsdp"):
         for case, found, one in zip(CASES, torch.load(tmp_path / engine), expected, strict=True):
             named = f"{engine} {case}"
+            near = 2e-7 if case[1] == "muon" else 1e-7
             torch.testing.assert_close(
-                found, one, atol=1e-7, rtol=1e-6, msg=lambda text, named=named: f"{named}: {text}"
+                found, one, atol=near, rtol=1e-6, msg=lambda text, named=named: f"{named}: {text}"
             )
 
 
