@@ -45,8 +45,8 @@ class Part:
 class Corpus:
     """train, val: 1-D memory maps of token ids (uint16, or uint32 for a vocabulary above 65,536), with an end-of-text
     token before each document; val is the part that data.val_part names. hash: SHA-256 of the whole text alone, of a
-    mixture that of its sources' hashes. end_of_text: that token's id. files: of the tokenizer, for a checkpoint. train_bytes, val_bytes: UTF-8 bytes of the text. parts: of a mixture one for
-    each source, in order; else one, of all.
+    mixture that of its sources' hashes. end_of_text: that token's id. files: of the tokenizer, for a checkpoint.
+    train_bytes, val_bytes: UTF-8 bytes of the text. parts: of a mixture one for each source, in order; else one, of all.
     """
 
     train: numpy.memmap
