@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from tqdm import std
 
 import generate
 import train as program
@@ -572,13 +573,25 @@ def test_the_end_names_the_lowest_loss_and_its_checkpoint_and_generate_takes_it(
     assert "--checkpoint best: " in capsys.readouterr().err
 
 
-def test_an_evaluation_shows_its_loss_in_the_bar(tmp_path, monkeypatch):
-    bars, real_bar, real = set(), loop.tqdm, Trainer.total_nats
-    monkeypatch.setattr(Trainer, "total_nats", lambda trainer, tokens: bars.add(trainer.bar) or real(trainer, tokens))
+def test_an_evaluation_shows_its_loss_and_leaves_the_time_left(tmp_path, monkeypatch):
+    """By a clock on which a step takes a second and an evaluation an hour, as the bar's rate has it."""
+    now, rates, real_bar, real_step, real = [1e9], [], loop.tqdm, Trainer.take_step, Trainer.total_nats
+    monkeypatch.setattr(std, "time", lambda: now[0])
+    monkeypatch.setattr(loop.time, "time", lambda: now[0])
     monkeypatch.setattr(loop, "tqdm", lambda *given, **more: real_bar(*given, **{**more, "disable": False}))
-    trained(tmp_path, "train.eval_every=3")
-    (bar,) = bars
-    assert ", validation loss " in bar.postfix
+
+    def passing(seconds, real):
+        def timed(trainer, *given):
+            now[0] += seconds
+            rates.append((trainer.bar.format_dict["rate"], trainer.bar.postfix))
+            return real(trainer, *given)
+
+        return timed
+
+    monkeypatch.setattr(Trainer, "take_step", passing(1, real_step))
+    monkeypatch.setattr(Trainer, "total_nats", passing(3600, real))
+    trained(tmp_path, "train.eval_every=2")
+    assert rates[-1][0] == pytest.approx(1) and ", validation loss " in rates[-1][1]
 
 
 def test_the_printed_config_is_the_same_config_and_explains_each_key(tmp_path, capsys):

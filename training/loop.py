@@ -240,9 +240,8 @@ class Trainer:
         self.busy_seconds, self.busy_steps = 0.0, 0
         loss, norm, rate = result if result.is_finite else (None, None, result.learning_rate)
         row = {"train_loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens_per_second": speed}
-        self.log(
-            {**row, **self.engine.whole_position(self.model).metrics(), **row}
-        )  # twice: first in the row, and not to be replaced
+        measured = self.engine.whole_position(self.model).metrics()
+        self.log({**row, **measured, **row})  # twice: first in the row, and not to be replaced
         self.show("steps", f"loss {result.loss:.3f}, lr {rate:.1e}, {speed:,.0f} tokens/s")
         if self.bar.disable and time.monotonic() >= self.next_line:
             progress = ", ".join([f"step {self.step} of {self.settings.steps}", *self.shown.values()])
