@@ -1,6 +1,7 @@
 """What a run will take, by some of its steps, which write nothing."""
 
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 
@@ -105,5 +106,5 @@ def _by_part(model: torch.nn.Module) -> dict[str, int]:
 def _peak_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    unit = 1 if torch.backends.mps.is_built() else 1024  # of macOS, and of Linux
+    unit = 1 if sys.platform == "darwin" else 1024
     return resource and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
