@@ -12,33 +12,42 @@ from torch.utils.checkpoint import checkpoint
 from model.cache import Cache
 from model.config import ModelConfig
 from model.device import without_autocast
-from model.linear import Linear
+from model.linear import Linear, joined
+from model.norm import RMSNorm
 from model.position.base import Position, Rotation
 
 SCORES = 2**19  # of a head in a block, where they need a mask, a bias or weights written out: what caches hold is fast
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str = "half") -> Tensor:
+def waves(*rotations: Rotation) -> Tensor | tuple[Tensor, Tensor]:
+    """e^{iφ} (…, T, 1 or heads, r / 2) for `rotate`, from (cos φ, sin φ), each (…, T, r / 2), of all heads or of each."""
+    cos, sin = (torch.stack(parts, dim=-2) for parts in zip(*rotations))
+    # A compiler has no code generation for complex numbers; in eager mode one complex product is more than twice as fast
+    # as the four real ones.
+    return (cos, sin) if torch.compiler.is_compiling() else torch.complex(cos, sin)
+
+
+def rotate(x: Tensor, turns: Tensor | tuple[Tensor, Tensor], layout: str = "half") -> Tensor:
     """Turns each pair of channels by its angle: z_i → z_i e^{iφ_i}. Su et al. 2021, equation 13.
 
-    x is (…, T, heads, d); cos and sin are (…, T, r / 2) for the first r ≤ d channels. Pair i is channels i and
+    x is (…, T, heads, d); turns are `waves` of the first r ≤ d channels. Pair i is channels i and
     i + r/2 in the half layout (Hugging Face's Llama), 2i and 2i + 1 in the interleaved one (the paper, Meta's Llama).
     Returns (…, T, heads, d) in x's dtype with the two numbers of a pair side by side in either layout: scores are
     sums over channels, so an order that queries and keys share does not matter to them, and putting halves back
     would cost as much again as the rotation.
     """
+    cos, sin = (turns.real, turns.imag) if (is_complex := isinstance(turns, Tensor)) else turns
     turning, still = x.tensor_split((2 * cos.shape[-1],), dim=-1)
     turning = turning.to(torch.promote_types(x.dtype, cos.dtype))
-    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)  # one angle for all heads
-    if torch.compiler.is_compiling():  # which has no code generation for complex numbers
+    if not is_complex:
         x1, x2 = turning.chunk(2, dim=-1) if layout == "half" else turning.unflatten(-1, (-1, 2)).unbind(-1)
         turned = torch.stack((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
-    else:  # in eager mode one complex product is more than twice as fast as the four real ones
+    else:
         if layout == "half":
             z = torch.complex(*turning.chunk(2, dim=-1))
         else:
             z = torch.view_as_complex(turning.unflatten(-1, (-1, 2)))
-        turned = torch.view_as_real(z * torch.complex(cos, sin))
+        turned = torch.view_as_real(z * turns)
     turned = turned.flatten(-2).to(x.dtype)
     return torch.cat((turned, still), dim=-1) if still.shape[-1] else turned
 
@@ -116,18 +125,15 @@ class AttentionInputs:
     # and all before it; not where a filled cache meets more than one token, nor with content. Where there are several
     # `blocks`: a function of one of them, which gives that of its queries and of the keys up to the last of these.
     mask: Tensor | Callable[[slice], Tensor] | None = None
-    rotation: Rotation | None = None  # of the queries, each (…, T, pairs)
-    key_rotation: Rotation | None = None  # of the keys; None: that of the queries
+    turns: Tensor | tuple[Tensor, Tensor] | None = None  # `waves` by which queries and keys turn
     temperature: Tensor | None = None  # (…, heads or 1, T), a factor on the queries
     layout: str = "half"  # of the pairs, see `rotate`
     features: Position | None = None  # the scheme, where it changes queries and keys
     content: Position | None = None  # the scheme, where it has a bias from content
 
-    def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys, each (B, T, heads, head_dim), rotated."""
-        q = q if self.rotation is None else rotate(q, *self.rotation, self.layout)
-        how = self.key_rotation or self.rotation
-        return q, k if how is None else rotate(k, *how, self.layout)
+    def turned(self, qk: Tensor) -> Tensor:
+        """Heads of queries and keys (B, T, heads, any), rotated."""
+        return qk if self.turns is None else rotate(qk, self.turns, self.layout)
 
 
 class Attention(nn.Module):
@@ -135,22 +141,30 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.head_dim = config.head_dim
-        q_size, kv_size = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+        self.head_dim, self.heads = config.head_dim, (config.num_attention_heads, config.num_key_value_heads)
+        q_size, kv_size = (n * config.head_dim for n in self.heads)
         bias = config.attention_bias
         self.q_proj = Linear(config.hidden_size, q_size, bias=bool(bias))
         self.k_proj = Linear(config.hidden_size, kv_size, bias=bool(bias))
         self.v_proj = Linear(config.hidden_size, kv_size, bias=bool(bias))
         self.o_proj = Linear(q_size, config.hidden_size, bias=bias is True)
         if config.qk_norm:  # Henry et al. 2020; as in Qwen3, before the rotation
-            self.q_norm, self.k_norm = (nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps) for _ in range(2))
+            self.q_norm, self.k_norm = (RMSNorm(config.head_dim, config.rms_norm_eps) for _ in range(2))
         else:
-            self.q_norm = self.k_norm = nn.Identity()
+            self.q_norm = self.k_norm = None
 
-    def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each (B, T, heads, head_dim), of x (B, T, hidden_size)."""
-        q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        return self.q_norm(q), self.k_norm(k), v
+    def projected(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys in one (B, T, heads + key heads, head_dim), and values, of x (B, T, hidden_size)."""
+        heads = joined(x, self.q_proj, self.k_proj, self.v_proj).unflatten(-1, (-1, self.head_dim))
+        qk, v = heads.tensor_split((-self.heads[1],), dim=-2)
+        if self.q_norm is not None:
+            q, k = self.apart(qk)
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=-2)
+        return qk, v
+
+    def apart(self, qk: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries (B, T, heads, any) and keys (B, T, key heads, any) of both in one."""
+        return qk.split(self.heads, dim=-2)
 
 
 class SoftmaxAttention(Attention):
@@ -158,10 +172,10 @@ class SoftmaxAttention(Attention):
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
         """(B, T, hidden_size) → (B, T, hidden_size)."""
-        q, k, v = self.projected(x)
+        qk, v = self.projected(x)
         if inputs.features is not None:
-            q, k = inputs.features.features(inputs.layer, q, k)
-        q, k, v = (t.transpose(1, 2) for t in (*inputs.turned(q, k), v))  # (B, heads, T, head_dim)
+            qk = torch.cat(inputs.features.features(inputs.layer, *self.apart(qk)), dim=-2)
+        q, k, v = (t.transpose(1, 2) for t in (*self.apart(inputs.turned(qk)), v))  # (B, heads, T, head_dim)
         if inputs.temperature is not None:
             q = (q * inputs.temperature[..., None]).to(q.dtype)
         kept = () if inputs.content is None else self.exactly(inputs.content.kept, inputs.layer, x)
@@ -218,12 +232,13 @@ class LinearAttention(Attention):
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
         # Sums over all tokens seen: the next token would be lost in those of half precision.
-        q, k, v = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in self.projected(x))
-        groups = q.shape[-2] // k.shape[-2]
-        q, k, v = F.elu(q) + 1, (F.elu(k) + 1).repeat_interleave(groups, dim=-2), v.repeat_interleave(groups, dim=-2)
-        if inputs.positions is not None and inputs.positions.dim() == 2:
-            k = k.masked_fill((inputs.positions < 0)[..., None, None], 0.0)
-        of_tokens = [t.transpose(1, 2) for t in (q, k, v, *inputs.turned(q, k))]  # (B, heads, T, d)
+        qk, v = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in self.projected(x))
+        qk, groups = F.elu(qk) + 1, self.heads[0] // self.heads[1]
+        if inputs.positions is not None and inputs.positions.dim() == 2:  # queries of padding count nothing anyway
+            qk = qk.masked_fill((inputs.positions < 0)[..., None, None], 0.0)
+        (q, k), (turned_q, turned_k) = self.apart(qk), self.apart(inputs.turned(qk))
+        k, v, turned_k = (t.repeat_interleave(groups, dim=-2) for t in (k, v, turned_k))
+        of_tokens = [t.transpose(1, 2) for t in (q, k, v, turned_q, turned_k)]  # (B, heads, T, d)
         sums = None if inputs.cache is None else inputs.cache.sums(inputs.layer, x.shape[-2])
         chunks = blocks(x.shape[-2], x.shape[-2])
         scan = self.scan if len(chunks) == 1 else as_it_is(self.scan)

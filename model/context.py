@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from base import InputError
-from model.attention import rotate
+from model.attention import rotate, waves
 from model.cache import Cache
+from model.linear import Embedding, Linear
 from model.position.base import Position, phase_device
 from model.transformer import Transformer
 
@@ -120,24 +121,36 @@ class Context:
 def turning(scheme: Position, old: Tensor, new: Tensor) -> Callable[[int, Tensor], Tensor]:
     """The function (layer, keys) → keys that moves cached keys (B, heads, T, d) from old positions (T,) to new ones."""
 
-    def waves(positions):
+    def phasors(positions):
         found = scheme.key_rotation(positions) or scheme.rotation(positions)
         found = found if isinstance(found, list) else [found] * scheme.config.num_hidden_layers
         device = phase_device(positions)
         return [each and torch.complex(*(wave.to(device, torch.float64) for wave in each)) for each in found]
 
-    turns = [after if after is None else after / before for before, after in zip(waves(old), waves(new))]
+    turns = [after if after is None else after / before for before, after in zip(phasors(old), phasors(new))]
 
     def turn(layer, keys):
         if turns[layer] is None or not scheme.acts_in(layer):
             return keys
         precise = torch.promote_types(keys.dtype, torch.float32)
         cos, sin = (part.to(keys.device, precise) for part in (turns[layer].real, turns[layer].imag))
-        return rotate(keys.transpose(1, 2), cos, sin, "interleaved").transpose(1, 2)  # as `rotate` left the pairs
+        return rotate(keys.transpose(1, 2), waves((cos, sin)), "interleaved").transpose(1, 2)  # as `rotate` left the pairs
 
     return turn
 
 
+@torch.inference_mode(False)  # weights made in this mode could not be trained any more
 def decoding_model(model: Transformer, dtype: torch.dtype | None) -> Transformer:
-    """The model with weights in dtype: itself, or a copy. In bfloat16 a token reads half the memory."""
-    return model if dtype in (None, model.output_weight.dtype) else copy.deepcopy(model).to(dtype)
+    """The model with weights in dtype, laid side by side: itself, or a copy. In bfloat16 a token reads half the memory.
+
+    On a CPU the matrices alone: what lies between the products is faster in float32, attention four to ten times.
+    """
+    if dtype not in (None, model.output_weight.dtype):
+        model = copy.deepcopy(model)
+        is_cpu = model.output_weight.device.type == "cpu"
+        own = {*model.modules()} - {*model.position.modules()}
+        matrices = [module for module in own if isinstance(module, (Embedding, Linear))]
+        for part in matrices if is_cpu else [model]:
+            part.to(dtype)
+    model.lay_side_by_side()
+    return model

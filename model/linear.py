@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+HALF = (torch.bfloat16, torch.float16)
 FEW = 16  # rows
 PARTS = 16  # of the weight's rows at most, for the threads
 
@@ -15,14 +16,41 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     With few rows only reading the weight counts, and BLAS does it badly: on a CPU in float32 parts of the weight times
     the rows as columns are up to three times as fast. In half precision, and on a GPU, it is the other way round.
+    The result has x's dtype where the weights alone are in half precision, in which the product then is.
     """
-    if x.shape[:-1].numel() > FEW or weight.element_size() < 4 or weight.device.type != "cpu":
+    if x.dtype != weight.dtype and weight.dtype in HALF:
+        return F.linear(x.to(weight.dtype), weight, bias).to(x.dtype)
+    (rows, width), count = weight.shape, x.shape[:-1].numel()
+    if count > FEW or weight.element_size() < 4 or weight.device.type != "cpu":
         return F.linear(x, weight, bias)
-    count, rows = math.gcd(PARTS, weight.shape[0]), weight.shape[0]
-    columns = x.flatten(0, -2).mT.expand(count, -1, -1)
-    out = torch.bmm(weight.unflatten(0, (count, -1)), columns)
-    out = out.flatten(0, 1).mT.contiguous().view(*x.shape[:-1], rows)
+    parts = math.gcd(PARTS, rows)
+    out = torch.bmm(weight.view(parts, -1, width), x.reshape(count, width).mT.expand(parts, width, count))
+    out = out.view(rows, count).mT.reshape(*x.shape[:-1], rows)
     return out if bias is None else out + bias.to(out.dtype)  # which autocast may have made half precision
+
+
+def joined(x: Tensor, *projections: nn.Linear) -> Tensor:
+    """All projections of x (…, in), one after the other (…, Σ out), in one product, which is faster than several."""
+    weights, biases = [each.weight for each in projections], [each.bias for each in projections]
+    return linear(x, _side_by_side(weights), None if biases[0] is None else torch.cat(biases))
+
+
+def _side_by_side(weights):
+    if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
+        first, *others = weights
+        ends = [each.data_ptr() + each.nbytes for each in weights]
+        storages = {each.untyped_storage().data_ptr() for each in weights}
+        if [each.data_ptr() for each in others] == ends[:-1] and len(storages) == 1:
+            return first.as_strided((sum(map(len, weights)), first.shape[1]), first.stride())
+    return torch.cat(weights)
+
+
+@torch.no_grad()
+def lay_side_by_side(*projections: nn.Linear) -> None:
+    """Moves the weights into one piece of memory, so that without gradients `joined` need not copy them."""
+    weights = [each.weight for each in projections]
+    for weight, part in zip(weights, torch.cat(weights).split([*map(len, weights)])):
+        weight.data = part
 
 
 class Linear(nn.Linear):

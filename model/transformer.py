@@ -8,20 +8,14 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from base import InputError
-from model.attention import ATTENTIONS, AttentionInputs, blocks, causal_mask, in_documents, masked, recomputed
+from model.attention import ATTENTIONS, AttentionInputs, blocks, causal_mask, in_documents, masked, recomputed, waves
 from model.cache import Cache
 from model.config import ModelConfig
 from model.device import without_autocast
-from model.linear import Embedding, Linear, linear
+from model.linear import Embedding, Linear, joined, lay_side_by_side, linear
+from model.norm import RMSNorm
 from model.position import build_position
 from settings import one_line
-
-
-class RMSNorm(nn.RMSNorm):
-    """x / √(mean(x²) + ε) · weight over the last dimension. Zhang & Sennrich 2019, equation 4."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__(config.hidden_size, eps=config.rms_norm_eps)
 
 
 class SwiGLU(nn.Module):
@@ -34,7 +28,8 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = joined(x, self.gate_proj, self.up_proj).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
 
 
 class Block(nn.Module):
@@ -42,9 +37,9 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.input_layernorm = RMSNorm(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = ATTENTIONS[config.attention](config)
-        self.post_attention_layernorm = RMSNorm(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = SwiGLU(config)
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
@@ -63,7 +58,7 @@ class Transformer(nn.Module):
         with torch.device("meta" if seed is None else "cpu"):
             self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
             self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
-            self.norm = RMSNorm(config)
+            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
             if not config.tie_word_embeddings:
                 self.lm_head = Linear(config.hidden_size, config.vocab_size)
         # Built last: for one seed all schemes start from the same shared weights.
@@ -94,6 +89,13 @@ class Transformer(nn.Module):
                 module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * std)
                 if getattr(module, "bias", None) is not None:
                     module.bias.zero_()
+
+    def lay_side_by_side(self) -> None:
+        """Moves weights that are multiplied with the same input into one piece of memory; their values stay."""
+        for block in self.layers:
+            attention, mlp = block.self_attn, block.mlp
+            lay_side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
+            lay_side_by_side(mlp.gate_proj, mlp.up_proj)
 
     def drop_position(self) -> None:
         """Makes this model one of `none` in place, as `ModelConfig.without_position` describes it."""
@@ -133,7 +135,7 @@ class Transformer(nn.Module):
             if last >= known:
                 scheme = self.config.position.scheme
                 raise IndexError(f"position {last} lies past the {known} positions that {scheme} has")
-        x = self.embed_tokens(input_ids)
+        x = self.embed_tokens(input_ids).to(self.norm.weight.dtype)  # where the matrices alone are in half precision
         with without_autocast(x.device):  # positions are exact in any precision of the model
             embedding = self.position.embedding(positions)
             attention_inputs = self.attention_inputs(positions, cache, is_causal, x.dtype, documents)
@@ -177,6 +179,14 @@ class Transformer(nn.Module):
         def of_layer(found, layer):
             return found[layer] if isinstance(found, list) else found
 
+        def turning(queries, keys):
+            if isinstance(queries, list) or isinstance(keys, list):
+                return [turning(of_layer(queries, layer), of_layer(keys, layer)) for layer in layers]
+            if queries is None or keys is None:
+                return queries and waves(queries)
+            config = self.config
+            return waves(*[queries] * config.num_attention_heads, *[keys] * config.num_key_value_heads)
+
         def in_blocks(layer, rows):
             with without_autocast(positions.device):
                 return merged(of_layer(bias(rows), layer), seen(rows))
@@ -191,7 +201,8 @@ class Transformer(nn.Module):
             mask = None if is_causal else seen
             has_mask = not is_causal or content is not None or scheme.overrides("bias")
             masks = [partial(in_blocks, layer) if has_mask else None for layer in layers]
-        contributed = masks, scheme.rotation(positions), scheme.key_rotation(positions), scheme.temperature(positions)
+        turns = turning(scheme.rotation(positions), scheme.key_rotation(positions))
+        contributed = masks, turns, scheme.temperature(positions)
         shared, inputs = (cache, positions, k_positions, documents), []
         for layer in layers:
             if scheme.acts_in(layer):

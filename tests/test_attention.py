@@ -3,7 +3,7 @@ import cmath
 import pytest
 import torch
 
-from model.attention import AttentionInputs, SoftmaxAttention, causal_mask, rotate
+from model.attention import AttentionInputs, SoftmaxAttention, causal_mask, rotate, waves
 from model.cache import Cache
 from model.config import ModelConfig
 from tiny import draw
@@ -27,7 +27,7 @@ def test_rotate_is_the_rotation_written_out(batch, length, heads, per_row, compi
     x, phases = draw(batch, length, heads, 6), 3 * draw(batch if per_row else 1, length, 3, seed=1)
     expected = written_out_rotation(x, phases.expand(batch, -1, -1))
     phases = phases if per_row else phases[0]
-    torch.testing.assert_close(rotate(x, phases.cos(), phases.sin()), expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(rotate(x, waves((phases.cos(), phases.sin()))), expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("compiling", [False, True])
@@ -35,7 +35,7 @@ def test_bfloat16_queries_are_rotated_in_float32_and_rounded_once(compiling, mon
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     x, phases = draw(2, 50, 4, 8).bfloat16(), 100 * draw(50, 4, seed=1)
     exact = written_out_rotation(x.double(), phases.expand(2, -1, -1)).bfloat16()
-    got = rotate(x, phases.cos().float(), phases.sin().float())
+    got = rotate(x, waves((phases.cos().float(), phases.sin().float())))
     assert got.dtype == torch.bfloat16
     assert (got != exact).double().mean() < 0.002  # but for a tie that float32 decides otherwise
 
@@ -94,7 +94,7 @@ def test_attention_is_the_formula_written_out(heads, kv_heads, qk_norm, with_rot
     rotation = (phases[0].cos(), phases[0].sin()) if with_rotation else None
     mask = bias.masked_fill(torch.ones(4, 4).triu(1) > 0, float("-inf")) if with_bias else None
     expected = written_out_attention(attention, x, phases, bias, heads, kv_heads)
-    inputs = AttentionInputs(0, rotation=rotation, mask=mask)
+    inputs = AttentionInputs(0, turns=rotation and waves(rotation), mask=mask)
     torch.testing.assert_close(attention(x, inputs), expected, rtol=0, atol=1e-12)
 
 
@@ -104,7 +104,7 @@ def test_values_are_not_rotated():
     attention, x = attention_of(4, 2), draw(2, 5, 16)
     turns = [torch.full((5, 3), angle, dtype=torch.float64) for angle in (0.0, 1.0)]
     turns = [(turn.cos(), turn.sin()) for turn in turns]
-    outputs = [attention(x, AttentionInputs(0, rotation=turn)) for turn in turns]
+    outputs = [attention(x, AttentionInputs(0, turns=waves(turn))) for turn in turns]
     torch.testing.assert_close(*outputs, rtol=0, atol=1e-13)
 
 

@@ -17,7 +17,7 @@ import yaml
 from pydantic import ValidationError
 from torch import nn
 
-from model.attention import AttentionInputs, LinearAttention, SoftmaxAttention, rotate
+from model.attention import AttentionInputs, LinearAttention, SoftmaxAttention, rotate, waves
 from model.cache import Cache
 from model.config import ModelConfig
 from model.position import POSITIONS, T5, Alibi, build_position
@@ -61,7 +61,7 @@ def tokens(*shape, seed=0):
 def turned(x, position, layout="half", base=10000.0):
     """x (…, d) turned by the product as if it stood at one position."""
     scheme = build_position(config({"scheme": "rope", "base": base}, head_dim=x.shape[-1]))
-    return rotate(x.unsqueeze(-2).unsqueeze(-2), *scheme.rotation(torch.tensor([position])), layout)[..., 0, 0, :]
+    return rotate(x.unsqueeze(-2).unsqueeze(-2), waves(scheme.rotation(torch.tensor([position]))), layout)[..., 0, 0, :]
 
 
 def score(q, k, m, n, layout="half", q_base=10000.0, k_base=10000.0):
@@ -134,7 +134,7 @@ def test_the_complex_product_is_the_real_formula(layout, monkeypatch):
     expected = torch.stack((x1 * cos - x2 * sin, x1 * sin + x2 * cos), dim=-1).flatten(-2)
     for compiling in (False, True):
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
-        assert difference(rotate(x, phi.cos(), phi.sin(), layout), expected) < 1e-14
+        assert difference(rotate(x, waves((phi.cos(), phi.sin())), layout), expected) < 1e-14
 
 
 def test_the_dense_block_diagonal_matrix_is_the_fast_path():
@@ -172,7 +172,7 @@ def test_the_phase_must_be_linear_in_the_position():
             x = []
             for vector, position in ((Q, n + 5), (K, n)):
                 phi = phases(f(torch.tensor([position], dtype=torch.float64)), ladder(8, 10000.0))
-                x.append(rotate(vector[None, None], phi.cos(), phi.sin(), "interleaved"))
+                x.append(rotate(vector[None, None], waves((phi.cos(), phi.sin())), "interleaved"))
             scores.append((x[0] * x[1]).sum().item())
         return max(scores) - min(scores)
 
@@ -189,9 +189,9 @@ def test_values_carry_no_position(kind):
     A token that sees itself alone has weight 1: its value comes out as it went in, at any position.
     """
     layer, scheme, x = attention(kind=kind), build_position(config()), draw(1, 1, 32)
-    values = layer.projected(x)[2].repeat_interleave(2, dim=-2)  # two query heads for each key head
+    values = layer.projected(x)[1].repeat_interleave(2, dim=-2)  # two query heads for each key head
     for position in (0, 1, 1000):
-        out = layer(x, AttentionInputs(0, rotation=scheme.rotation(torch.tensor([position]))))
+        out = layer(x, AttentionInputs(0, turns=waves(scheme.rotation(torch.tensor([position])))))
         assert difference(out, layer.o_proj(values.flatten(-2))) < 1e-6
 
 
@@ -438,7 +438,7 @@ def test_unmasked_attention_without_positions_is_permutation_equivariant():
     assert results["unmasked"][0] < 1e-12 and results["unmasked"][1] > 0.01
     assert results["causal"][0] > 0.01
     rotation = build_position(config()).rotation(torch.arange(6))  # and with positions it does not hold even unmasked
-    y, permuted = (attention()(z, AttentionInputs(0, rotation=rotation, mask=everything)) for z in (x, x[:, order]))
+    y, permuted = (attention()(z, AttentionInputs(0, turns=waves(rotation), mask=everything)) for z in (x, x[:, order]))
     assert difference(permuted, y[:, order]) > 0.01
 
 
@@ -526,7 +526,7 @@ def test_cached_keys_can_be_turned_on(layout):
         rotation = model.position.rotation(torch.tensor([offset]))
         for layer in range(2):
             keys, values = alone.layers[layer]
-            moved = rotate(keys.transpose(1, 2), *rotation, "interleaved").transpose(1, 2)
+            moved = rotate(keys.transpose(1, 2), waves(rotation), "interleaved").transpose(1, 2)
             assert difference(moved, shifted.layers[layer][0]) < 1e-5
             assert difference(values, shifted.layers[layer][1]) < 1e-5
             assert difference(keys, shifted.layers[layer][0]) > CHANGED
@@ -622,7 +622,8 @@ def test_alibi_is_added_after_the_scaling():
     distance = (positions[:, None] - positions).double()
     bias = build_position(config("alibi")).bias(positions, positions)
     assert difference(bias, -torch.tensor(slopes[4]).double()[:, None, None] * distance) == 0
-    q, k, v = (t.transpose(1, 2) for t in layer.projected(x))
+    qk, v = layer.projected(x)
+    q, k, v = (t.transpose(1, 2) for t in (*layer.apart(qk), v))
     scores = q @ k.repeat_interleave(2, dim=1).mT / 8**0.5 + bias
     weights = scores.masked_fill(distance < 0, float("-inf")).softmax(-1)
     expected = layer.o_proj((weights @ v.repeat_interleave(2, dim=1)).transpose(1, 2).flatten(-2))
@@ -646,7 +647,8 @@ def test_the_normalizer_of_linear_attention_stays_unrotated():
     layer, x = attention(kind=LinearAttention, num_key_value_heads=4), 3 * draw(1, 12, 32)
     x[:, 0] *= 10  # a first token with large keys, which the others see turned
     rotation = build_position(config()).rotation(torch.arange(12))
-    q, k, v = (t[0].transpose(0, 1) for t in layer.projected(x))
+    qk, v = layer.projected(x)
+    q, k, v = (t[0].transpose(0, 1) for t in (*layer.apart(qk), v))
     q, k = F.elu(q) + 1, F.elu(k) + 1  # (heads, T, head_dim)
     matrices = torch.stack([rotation_matrix(m, 8) for m in range(12)])
     turned_q, turned_k = (torch.einsum("tij,htj->hti", matrices, to_interleaved(z)) for z in (q, k))
@@ -654,7 +656,7 @@ def test_the_normalizer_of_linear_attention_stays_unrotated():
     assert weights.min() < 0 and weights.sum(-1).min() < 0 and (plain.sum(-1) > 0).all()
     expected = (weights @ v) / plain.sum(-1, keepdim=True)
     expected = layer.o_proj(expected.transpose(0, 1).flatten(-2))[None]
-    assert difference(layer(x, AttentionInputs(0, rotation=rotation)), expected) < 1e-5
+    assert difference(layer(x, AttentionInputs(0, turns=waves(rotation))), expected) < 1e-5
     rotated_sum = layer.o_proj(((weights @ v) / weights.sum(-1, keepdim=True)).transpose(0, 1).flatten(-2))[None]
     assert difference(rotated_sum, expected) > CHANGED
 
@@ -736,8 +738,8 @@ def test_pope_is_largest_at_distance_zero():
     scheme, q, k = build_position(config("pope")), draw(500, 1, 1, 8), draw(500, 1, 1, 8, seed=1)
     q_wide, k_wide = scheme.features(0, q, k.expand(-1, -1, 2, -1))
     at = [
-        rotate(q_wide, *scheme.rotation(torch.tensor([m])), "interleaved")
-        * rotate(k_wide[:, :, :1], *scheme.rotation(torch.tensor([0])), "interleaved")
+        rotate(q_wide, waves(scheme.rotation(torch.tensor([m]))), "interleaved")
+        * rotate(k_wide[:, :, :1], waves(scheme.rotation(torch.tensor([0]))), "interleaved")
         for m in range(9)
     ]
     scores = torch.stack([each.sum((1, 2, 3)) for each in at])
@@ -867,7 +869,7 @@ def test_accumulated_constant_angles_are_rope():
 
     def accumulated(steps):
         phi = steps.cumsum(dim=0)
-        turned = (rotate(x, phi.cos(), phi.sin(), "interleaved")[:, 0] for x in (q, k))
+        turned = (rotate(x, waves((phi.cos(), phi.sin())), "interleaved")[:, 0] for x in (q, k))
         return torch.einsum("md,nd->mn", *turned)
 
     theta, steps = ladder(8, 10000.0).expand(6, -1), draw(6, 4, seed=2)
@@ -959,9 +961,9 @@ def test_partial_rotation_is_two_different_things():
     assert difference(halves[0], halves[1]) > CHANGED
     assert all(difference(whole, half) > CHANGED for half in halves)
     x = draw(1, 3, 2, 64)
-    rotated = rotate(x, *FIGURES["rotary"](64, **neox).rotation(torch.arange(3)))
+    rotated = rotate(x, waves(FIGURES["rotary"](64, **neox).rotation(torch.arange(3))))
     assert torch.equal(rotated[..., 32:], x[..., 32:])  # neox leaves the last channels alone
-    rotated = rotate(x, *FIGURES["rotary"](64, **p_rope).rotation(torch.arange(3)))
+    rotated = rotate(x, waves(FIGURES["rotary"](64, **p_rope).rotation(torch.arange(3))))
     assert torch.equal(to_half(rotated)[..., 16:32], x[..., 16:32])  # p_rope the last pairs, (16, 48) and on
 
 

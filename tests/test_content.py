@@ -110,7 +110,7 @@ def weights_of(model, q, k, x):
     """Softmax weights (B, heads, T, T) of a model's first layer, for q and k (B, T, heads, d) in the place of its own."""
     attention, length = model.layers[0].self_attn, x.shape[1]
     values = torch.eye(length, dtype=x.dtype).expand(len(x), k.shape[2], -1, -1).transpose(1, 2)
-    attention.projected, attention.o_proj = lambda _: (q, k, values), nn.Identity()
+    attention.projected, attention.o_proj = lambda _: (torch.cat((q, k), dim=2), values), nn.Identity()
     inputs = model.attention_inputs(torch.arange(length), None, is_causal=True, dtype=x.dtype)
     return attention(x, inputs[0]).unflatten(-1, (-1, length)).transpose(1, 2)
 

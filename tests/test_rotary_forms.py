@@ -7,7 +7,7 @@ layout; the half forms below are compared after `to_interleaved`.
 import pytest
 import torch
 
-from model.attention import rotate
+from model.attention import rotate, waves
 from model.config import ModelConfig
 from model.position import build_position
 from rotary_forms import (
@@ -71,7 +71,7 @@ def test_each_form_equals_rotate(layout, form, shape, dtype, mode):
     positions, weights = row_positions(*shape[:2]), draw(*shape).flip(0).to(dtype)
     results = []
     for turn in (
-        lambda x: rotate(x, *tables(positions, shape[-1], dtype), layout),
+        lambda x: rotate(x, waves(tables(positions, shape[-1], dtype)), layout),
         lambda x: to_interleaved(form(x, positions)) if layout == "half" else form(x, positions),
     ):
         x = draw(*shape, dtype=dtype).requires_grad_()
@@ -107,8 +107,8 @@ def test_each_form_has_the_published_numbers(layout, form):
 def test_positions_shared_by_all_rows(layout, mode):
     """rotate takes (T, d/2) tables for every row as well as (B, T, d/2)."""
     x, positions = draw(2, 4, 4, 8), torch.arange(4) + 3
-    shared = rotate(x, *tables(positions, 8, torch.float64), layout)
-    assert torch.equal(shared, rotate(x, *tables(positions.expand(2, 4), 8, torch.float64), layout))
+    shared = rotate(x, waves(tables(positions, 8, torch.float64)), layout)
+    assert torch.equal(shared, rotate(x, waves(tables(positions.expand(2, 4), 8, torch.float64)), layout))
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
@@ -121,16 +121,19 @@ def test_the_compiler_meets_the_real_form(layout):
         graphs.append(graph.code)
         return graph.forward
 
-    cos, sin = tables(positions, 8, torch.float32)
-    compiled = torch.compile(rotate, backend=backend, fullgraph=True)(x, cos, sin, layout)
+    def turn(x, rotation):
+        return rotate(x, waves(rotation), layout)
+
+    rotation = tables(positions, 8, torch.float32)
+    compiled = torch.compile(turn, backend=backend, fullgraph=True)(x, rotation)
     assert len(graphs) == 1 and "complex" not in graphs[0]
-    assert (compiled - rotate(x, cos, sin, layout)).abs().max() < 1e-6
+    assert (compiled - turn(x, rotation)).abs().max() < 1e-6
 
 
 def test_half_precision_inputs_are_turned_in_float32(mode):
     """Only the result is rounded: float32 tables cast to bfloat16 would cost another 2^-9."""
     x, positions = draw(2, 4, 2, 8), row_positions(2, 4)
-    turned = rotate(x.bfloat16(), *tables(positions, 8, torch.float32))
+    turned = rotate(x.bfloat16(), waves(tables(positions, 8, torch.float32)))
     expected = to_interleaved(by_table(x.bfloat16().double(), positions))
     assert turned.dtype == torch.bfloat16
     assert torch.equal(turned, expected.bfloat16())

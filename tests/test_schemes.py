@@ -8,7 +8,7 @@ import transformers
 from pydantic import ValidationError
 
 from base import InputError
-from model.attention import AttentionInputs, rotate
+from model.attention import AttentionInputs, rotate, waves
 from model.cache import Cache
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import ModelConfig
@@ -206,9 +206,9 @@ def test_partial_rotation_turns_what_it_names():
 def test_channels_past_the_rotary_dimension_stay(layout):
     x = draw(1, 3, 2, 16, dtype=torch.float32)
     phi = torch.arange(3.0)[:, None] * ladder(8, 10000.0).float()
-    turned = rotate(x, phi.cos(), phi.sin(), layout)
+    turned = rotate(x, waves((phi.cos(), phi.sin())), layout)
     assert torch.equal(turned[..., 8:], x[..., 8:])
-    assert torch.equal(turned[..., :8], rotate(x[..., :8], phi.cos(), phi.sin(), layout))
+    assert torch.equal(turned[..., :8], rotate(x[..., :8], waves((phi.cos(), phi.sin())), layout))
 
 
 def test_the_layout_is_kept_by_a_checkpoint_and_never_read_as_the_other(tmp_path):
@@ -429,7 +429,7 @@ def test_linear_attention_rotates_in_the_numerator_only():
             rows += [sum(w * v[n][h][c] for n, w in enumerate(weights)) / normalizer for c in range(8)]
     expected = torch.tensor(rows, dtype=torch.float64).view(7, 32) @ attention.o_proj.weight.T
     turn = built.position.rotation(torch.arange(7))
-    got = attention(x, AttentionInputs(0, rotation=turn, layout="interleaved"))[0]
+    got = attention(x, AttentionInputs(0, turns=waves(turn), layout="interleaved"))[0]
     assert (got - expected).abs().max() < 1e-6 * expected.abs().max()  # cos and sin are float32
 
 
