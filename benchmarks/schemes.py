@@ -2,8 +2,9 @@
 
 A model of 0.9M weights (hidden 128, 4 layers of 4 heads). Training: tokens/s of a step of 8,192 tokens, the median of
 up to five, each cell in a process of its own; up to a context of 1,024 it is compared with rope measured just before, as
-a machine's speed drifts. Decoding: a token after a filled cache, the median of 20, all schemes in turn. A dash is a cell
-that needs more memory than LIMIT.
+a machine's speed drifts. Reading: 8,192 tokens in rows of so many, without a gradient, as an evaluation or a prompt is
+read, the shortest process time of three; decoding: a token after a filled cache, the median of 20; both of all schemes in
+turn. A dash is a cell that needs more memory than LIMIT.
 """
 
 import json
@@ -11,6 +12,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import time
 
 from side_by_side import ROOT, seconds
 
@@ -43,6 +45,22 @@ def training(scheme: str, context: int) -> dict:
     times = [seconds(optimizer_step, *step) for _ in range(ROUNDS[context])]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
     return {"speed": TOKENS / statistics.median(times), "memory": peak}
+
+
+def reading(schemes: list[str]) -> dict:
+    """Milliseconds by scheme and context; all in this process, in turn."""
+    import torch
+
+    models = {(scheme, context): build(scheme, context) for scheme in schemes for context in CONTEXTS}
+    ids = torch.randint(512, (TOKENS,), generator=torch.Generator().manual_seed(0))
+    found = {scheme: {context: float("inf") for context in CONTEXTS} for scheme in schemes}
+    with torch.inference_mode():
+        for _ in range(3):
+            for (scheme, context), model in models.items():
+                begun = time.process_time()
+                model(ids.view(-1, context), logits_to_keep=1)
+                found[scheme][context] = min(found[scheme][context], 1e3 * (time.process_time() - begun))
+    return found
 
 
 def decoding(schemes: list[str]) -> dict:
@@ -93,7 +111,8 @@ def main() -> None:
         if sys.platform == "linux":
             resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT))
         what, *arguments = sys.argv[2:]
-        print(json.dumps(decoding(arguments) if what == "decoding" else training(arguments[0], int(arguments[1]))))
+        of_all = {"reading": reading, "decoding": decoding}
+        print(json.dumps(of_all[what](arguments) if what in of_all else training(arguments[0], int(arguments[1]))))
         return
     from model.position import POSITIONS
 
@@ -108,6 +127,10 @@ def main() -> None:
             beside = measured("training", "rope", context) if context < 4096 else ropes[context]
             cells.append(shown(measured("training", scheme, context), beside, 0))
         row(scheme, cells)
+    print(f"\nreading: ms (to rope)\n\n{head}", flush=True)
+    found = measured("reading", "rope", *schemes)
+    for scheme, times in found.items():
+        row(scheme, [f"{times[str(c)]:,.0f} ({times[str(c)] / found['rope'][str(c)]:.2f})" for c in CONTEXTS])
     print(f"\ndecoding: ms a token (to rope), size of the cache\n\n{head}")
     found = measured("decoding", "rope", *schemes)
     for scheme, numbers in found.items():

@@ -93,12 +93,13 @@ class _Attention(TorchFunctionMode):
         q, k = (x[0].to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k))  # (heads, T, d)
         scores = q @ k.repeat_interleave(len(q) // len(k), dim=0).mT * scale
         position = torch.arange(k.shape[1], device=q.device)
-        distance = position[-q.shape[1] :, None] - position
         if is_causal:
-            attn_mask = distance >= 0
+            attn_mask = position[-q.shape[1] :, None] >= position
         if attn_mask is not None:
             added = attn_mask if attn_mask.is_floating_point() else torch.where(attn_mask, 0.0, float("-inf"))
             scores = scores + added.reshape(-1, *scores.shape[1:])
+        own = ((scores > -torch.inf).any(dim=0) * position).amax(dim=-1, keepdim=True)  # the last that a query sees
+        distance = own - position
         bins = torch.bucketize(distance, torch.tensor(self.ends, device=q.device))  # the future, in bin 0, weighs 0
         mass = scores.new_zeros(len(q), len(self.ends))
         mass.index_add_(1, bins.flatten(), scores.softmax(dim=-1).flatten(1))

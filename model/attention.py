@@ -75,21 +75,49 @@ def causal_mask(
 
 
 def masked(bias: Tensor, mask: Tensor) -> Tensor:
-    """A bias to the scores, -inf where a bool mask allows no look; or its sum with a mask that is such a bias itself."""
-    return torch.where(mask, bias, float("-inf")) if mask.dtype == torch.bool else bias + mask
+    """A bias to the scores, -inf where a bool mask allows no look; or its sum with a mask that is such a bias itself.
+
+    A mask of the last keys alone lets all others be seen; the bias is then written to, if it needs no gradient.
+    """
+    if mask.dtype != torch.bool:
+        return bias + mask
+    if (others := bias.shape[-1] - mask.shape[-1]) and not bias.requires_grad:
+        bias[..., others:].masked_fill_(~mask, float("-inf"))
+        return bias
+    return torch.where(F.pad(mask, (others, 0), value=True), bias, float("-inf"))
 
 
-def blocks(queries: int, keys: int) -> list[slice]:
+class Toeplitz:
+    """The mask of consecutive tokens whose bias depends on the distance alone: (1, heads or 1, Tq, Tk) of a block.
+
+    From the bias of the last query (heads or 1, Tk), for as many queries. The rows of a block go from its last query to
+    its first: so each is a view of the same numbers, one further on, and no matrix is in memory.
+    """
+
+    def __init__(self, last: Tensor, queries: int):
+        self.keys, self.earlier = last.shape[-1], last.shape[-1] - queries
+        self.row = F.pad(last, (0, queries), value=float("-inf"))
+
+    def __call__(self, rows: slice) -> Tensor:
+        count, end = rows.stop - rows.start, self.earlier + rows.stop
+        found = self.row[None, :, self.keys - end : self.keys + count - 1].unfold(-1, end, 1)
+        return found if found.device.type == "cpu" else found.contiguous()  # a GPU's kernels want aligned rows
+
+
+def blocks(queries: int, keys: int, heads: int = 1) -> list[slice]:
     """Slices of the queries, of at most SCORES scores, unless one query alone has more; one slice for up to twice that.
+
+    heads: of all rows of the batch. Without a gradient, when no block is computed twice, many of them have fewer scores.
 
     All of about as many scores, where later queries see more keys: memory that one has freed then serves the next. Slices
     of equal length need more each time, and the allocator of a CPU kept 8 GB for 0.4 GB in use.
     """
-    if queries * keys <= 2 * SCORES:  # known to a compiler for all lengths up to a bound, unlike the slices below
+    most = SCORES if torch.is_grad_enabled() else SCORES // min(16, max(1, heads // 2))
+    if queries * keys <= 2 * most:  # known to a compiler for all lengths up to a bound, unlike the slices below
         return [slice(0, queries)]
     slices, seen = [], keys - queries
     while seen < keys:
-        size = max(1, (math.isqrt(seen**2 + 4 * SCORES) - seen) // 2)  # the most with size · (seen + size) ≤ SCORES
+        size = max(1, (math.isqrt(seen**2 + 4 * most) - seen) // 2)  # the largest with size · (seen + size) ≤ most
         start, seen = seen, min(keys, seen + size)
         slices.append(slice(start - keys + queries, seen - keys + queries))
     return slices
@@ -123,13 +151,15 @@ class AttentionInputs:
     documents: Tensor | None = None  # (B, T), the number of each token's in its row; None: a row is one
     # What is allowed (bool) or added to the scores (float), broadcast to (B, heads, T, Tk). None: each token sees itself
     # and all before it; not where a filled cache meets more than one token, nor with content. Where there are several
-    # `blocks`: a function of one of them, which gives that of its queries and of the keys up to the last of these.
+    # `blocks`: a function of one of them, which gives that of its queries and of the keys up to the last of these, or with
+    # content of the last of these keys alone, where all others are seen.
     mask: Tensor | Callable[[slice], Tensor] | None = None
     turns: Tensor | tuple[Tensor, Tensor] | None = None  # `waves` by which queries and keys turn
     temperature: Tensor | None = None  # (…, heads or 1, T), a factor on the queries
     layout: str = "half"  # of the pairs, see `rotate`
     features: Position | None = None  # the scheme, where it changes queries and keys
     content: Position | None = None  # the scheme, where it has a bias from content
+    shared: tuple[Tensor, ...] = ()  # what the content's bias needs in all blocks
 
     def turned(self, qk: Tensor) -> Tensor:
         """Heads of queries and keys (B, T, heads, any), rotated."""
@@ -181,6 +211,9 @@ class SoftmaxAttention(Attention):
         kept = () if inputs.content is None else self.exactly(inputs.content.kept, inputs.layer, x)
         if inputs.cache is not None:
             k, v, *kept = inputs.cache.update(inputs.layer, k, v, *kept)
+        if inputs.content is not None:
+            places = inputs.positions, inputs.k_positions
+            inputs = replace(inputs, shared=self.exactly(inputs.content.shared, inputs.layer, q, k, *places, *kept))
         width, wider = v.shape[-1], max(0, q.shape[-1] - v.shape[-1])
         if wider:  # by features: without this SDPA would keep all scores in memory
             v = F.pad(v, (0, wider))
@@ -193,8 +226,8 @@ class SoftmaxAttention(Attention):
         """(B, heads, Tq, any) of queries (B, heads, Tq, any), those of the last Tq of the tokens of k, v and kept."""
         mask = inputs.mask
         if inputs.content is not None:
-            places = inputs.positions, inputs.k_positions
-            bias = self.exactly(inputs.content.content_bias, inputs.layer, x, q, k, *places, *kept)
+            seen = x, q, k, inputs.positions, inputs.k_positions, *kept, *inputs.shared
+            bias = self.exactly(inputs.content.content_bias, inputs.layer, *seen)
             mask = masked(bias, mask).to(q.dtype)
         # is_causal aligns the first query with the first key: right only where no key lies before the queries.
         is_causal = mask is None and q.shape[-2] > 1
@@ -205,7 +238,7 @@ class SoftmaxAttention(Attention):
 
     def in_blocks(self, inputs: AttentionInputs, x: Tensor, q: Tensor, *of_keys: Tensor) -> Tensor:
         """As `attended`, block by block. Nothing of a block is kept: the backward pass computes it once more."""
-        rows = blocks(q.shape[-2], of_keys[0].shape[-2])
+        rows = blocks(q.shape[-2], of_keys[0].shape[-2], q.shape[0] * q.shape[1])
         parts = zip(rows, *(cut(t, rows) for t in (x, q)))
         return torch.cat([recomputed(self.block, inputs, *part, *of_keys) for part in parts], dim=-2)
 
@@ -213,8 +246,10 @@ class SoftmaxAttention(Attention):
         """As `attended`, of x and q at the rows alone and of all keys, some of which lie after them."""
         end = of_keys[0].shape[-2] - inputs.positions.shape[-1] + rows.stop
         places = {"positions": inputs.positions[..., rows], "k_positions": inputs.k_positions[..., :end]}
+        backwards = isinstance(inputs.mask, Toeplitz)
         inputs = replace(inputs, mask=inputs.mask(rows), **places)
-        return self.attended(inputs, x, q, *(t[..., :end, :] for t in of_keys))
+        out = self.attended(inputs, x, q.flip(-2) if backwards else q, *(t[..., :end, :] for t in of_keys))
+        return out.flip(-2) if backwards else out
 
     @staticmethod
     def exactly(hook, layer: int, *tensors: Tensor):

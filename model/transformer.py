@@ -8,7 +8,17 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from base import InputError
-from model.attention import ATTENTIONS, AttentionInputs, blocks, causal_mask, in_documents, masked, recomputed, waves
+from model.attention import (
+    ATTENTIONS,
+    AttentionInputs,
+    Toeplitz,
+    blocks,
+    causal_mask,
+    in_documents,
+    masked,
+    recomputed,
+    waves,
+)
 from model.cache import Cache
 from model.config import ModelConfig
 from model.device import without_autocast
@@ -138,7 +148,7 @@ class Transformer(nn.Module):
         x = self.embed_tokens(input_ids).to(self.norm.weight.dtype)  # where the matrices alone are in half precision
         with without_autocast(x.device):  # positions are exact in any precision of the model
             embedding = self.position.embedding(positions)
-            attention_inputs = self.attention_inputs(positions, cache, is_causal, x.dtype, documents)
+            attention_inputs = self.attention_inputs(positions, cache, is_causal, x.dtype, documents, len(x))
         if embedding is not None:
             x = x + embedding.to(x.dtype)
         for block, inputs in zip(self.layers, attention_inputs):
@@ -154,13 +164,15 @@ class Transformer(nn.Module):
         is_causal: bool,
         dtype: torch.dtype,
         documents: Tensor | None = None,
+        batch: int = 1,
     ) -> list[AttentionInputs]:
         """What the attention of each layer is told of tokens at positions (T,) or (B, T) that continue the cache.
 
-        is_causal: whether it knows without a mask what each token sees. dtype: of the scores.
+        is_causal: whether it knows without a mask what each token sees. dtype: of the scores. batch: rows of tokens.
         """
         scheme, k_positions = self.position, positions if cache is None else cache.key_positions(positions)
         content, features = (scheme if scheme.overrides(hook) else None for hook in ("content_bias", "features"))
+        has_bias = scheme.overrides("bias")
         earlier, layers = k_positions.shape[-1] - positions.shape[-1], range(len(self.layers))
 
         def seen(rows):
@@ -187,19 +199,32 @@ class Transformer(nn.Module):
             config = self.config
             return waves(*[queries] * config.num_attention_heads, *[keys] * config.num_key_value_heads)
 
+        def among_themselves(rows):  # tokens of a block at consecutive positions: all before it is seen
+            return causal_mask(positions[rows], positions[rows])
+
+        def by_distance(last):  # the bias of the last query
+            if last is None and is_causal:
+                return None
+            last = torch.zeros(1, 1, k_positions.shape[-1], device=positions.device) if last is None else last
+            return Toeplitz(last[:, 0].to(dtype), positions.shape[-1])
+
         def in_blocks(layer, rows):
             with without_autocast(positions.device):
                 return merged(of_layer(bias(rows), layer), seen(rows))
 
-        rows, mask = blocks(positions.shape[-1], k_positions.shape[-1]), None
+        rows, mask = blocks(positions.shape[-1], k_positions.shape[-1], batch * self.config.num_attention_heads), None
         if len(rows) == 1:
             whole = bias(rows[0])
             if not is_causal or whole is not None or content is not None:
                 mask = seen(rows[0])
             masks = [merged(each, mask) for each in whole] if isinstance(whole, list) else merged(whole, mask)
+        elif positions.dim() == 1 and (not has_bias or (scheme.shift_invariant and content is None)):
+            last, mask = scheme.bias(positions[-1:], k_positions), by_distance(None)
+            masks = [by_distance(each) for each in last] if isinstance(last, list) else by_distance(last)
+            masks = masks if content is None else among_themselves
         else:
             mask = None if is_causal else seen
-            has_mask = not is_causal or content is not None or scheme.overrides("bias")
+            has_mask = not is_causal or content is not None or has_bias
             masks = [partial(in_blocks, layer) if has_mask else None for layer in layers]
         turns = turning(scheme.rotation(positions), scheme.key_rotation(positions))
         contributed = masks, turns, scheme.temperature(positions)

@@ -754,7 +754,9 @@ def test_pope_is_largest_at_distance_zero():
 def scores_of(position, q, k, x):
     """Scores (B, heads, T, T) of a scheme's first layer, masked, for q (B, heads, T, d), k and x."""
     places = torch.arange(x.shape[1])
-    bias = position.content_bias(0, x, q, k, places, places, *position.kept(0, x))
+    kept = position.kept(0, x)
+    shared = position.shared(0, q, k, places, places, *kept)
+    bias = position.content_bias(0, x, q, k, places, places, *kept, *shared)
     keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     return (q @ keys.mT / q.shape[-1] ** 0.5 + bias).masked_fill(torch.ones(bias.shape[-2:]).triu(1) > 0, float("-inf"))
 

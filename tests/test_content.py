@@ -252,8 +252,12 @@ def test_two_texts_have_two_biases(scheme, tiny_model):
         return
     x, places = [draw(1, 6, 32, seed=seed) for seed in (0, 1)], [torch.arange(6)] * 2
     q, k = draw(1, 4, 6, 8), draw(1, 2, 6, 8, seed=1)
-    seen = [(x[0], q, k), (x[1], q.flip(-1), k)]
-    one, two = (model.position.content_bias(0, *s, *places, *model.position.kept(0, s[0])) for s in seen)
+    found = []
+    for seen in ((x[0], q, k), (x[1], q.flip(-1), k)):
+        kept = model.position.kept(0, seen[0])
+        shared = model.position.shared(0, *seen[1:], *places, *kept)
+        found.append(model.position.content_bias(0, *seen, *places, *kept, *shared))
+    one, two = found
     assert ((one - two).tril().abs() > 1e-4).double().mean() > 0.1
 
 
@@ -299,7 +303,8 @@ def test_the_sums_of_gates_keep_what_bfloat16_would_lose(precision, tiny_model):
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
         kept = attention.exactly(model.position.kept, 0, x)
         q, places = x[:, None, -1:].expand(-1, 4, -1, -1), (torch.tensor([3999]), torch.arange(4000))
-        bias = attention.exactly(model.position.content_bias, 0, x, q, q, *places, *kept)
+        shared = attention.exactly(model.position.shared, 0, q, q, *places, *kept)
+        bias = attention.exactly(model.position.content_bias, 0, x, q, q, *places, *kept, *shared)
     assert bias.dtype == torch.float32 and bias.min() < -2000
     assert (bias[0, :, 0].flip(-1)[:, :50].T - near).abs().max() < 2e-3
 

@@ -144,7 +144,8 @@ def written_out(model, tokens):
             q = q * temperature.expand(4, -1).mT[..., None]
         if scheme.overrides("content_bias"):
             seen = x[None], q.transpose(0, 1)[None], k.transpose(0, 1)[None], positions, positions
-            bias = scheme.content_bias(layer, *seen, *scheme.kept(layer, x[None]))[0]
+            kept = scheme.kept(layer, x[None])
+            bias = scheme.content_bias(layer, *seen, *kept, *scheme.shared(layer, *seen[1:], *kept))[0]
         if rotation is not None:
             turns = (torch.complex(*(t.double() for t in how))[:, None] for how in (rotation, key_rotation or rotation))
             in_halves = scheme.layout == "half"
@@ -235,7 +236,7 @@ def test_linear_attention_has_no_softmax_to_look_at(tiny_model):
     assert attention_by_distance(tiny_model("rope", attention="linear"), stream(20), 10) is None
 
 
-@pytest.mark.parametrize("position", ["none", "fox", {"scheme": "alibi", "every": 2}], ids=str)
+@pytest.mark.parametrize("position", ["none", "fox", "window", {"scheme": "alibi", "every": 2}], ids=str)
 def test_queries_in_blocks_are_recorded_as_if_at_once(position, tiny_model, monkeypatch):
     """Of a layer in one call, too, next to one in several."""
     whole = attention_by_distance(tiny_model(position), stream(40), 16)

@@ -23,6 +23,10 @@ def test_blocks_cover_the_queries_and_bound_the_scores(monkeypatch):
     assert found == [slice(*each) for each in zip(ends, ends[1:])]
     assert all(n * end <= 100 < (n + 1) * (end + 1) for n, end in ((e.stop - e.start, 13 + e.stop) for e in found[:-1]))
     assert blocks(2, 1000) == [slice(0, 1), slice(1, 2)]
+    with torch.no_grad():
+        assert blocks(20, 33, heads=1) == found
+        monkeypatch.setattr(attention, "SCORES", 400)
+        assert blocks(20, 33, heads=8) == found
 
 
 def passes(model, ids):
@@ -43,6 +47,34 @@ def test_blocks_equal_the_whole(scheme, tiny_model, tokens, monkeypatch):
             torch.testing.assert_close(list(passes(model, ids)), whole, **TIGHT)
 
 
+@pytest.mark.parametrize("options", [
+    {"scheme": "window", "window": 4, "keep_first": 2},
+    {"scheme": "shaw", "clip": 3},
+    {"scheme": "deberta", "rows": 4},
+    {"scheme": "inkling", "extent": 4},
+    {"scheme": "cope", "npos": 3},
+    {"scheme": "fox", "every": 2},
+    {"scheme": "t5", "every": 2, "temperature": {"kind": "log", "length": 4}},
+], ids=str)  # fmt: skip
+def test_blocks_that_see_beyond_a_table_equal_the_whole(options, tiny_model, tokens, monkeypatch):
+    model, ids = tiny_model(options), tokens(2, 29)
+    whole = list(passes(model, ids))
+    monkeypatch.setattr(attention, "SCORES", 6 * 29)
+    torch.testing.assert_close(list(passes(model, ids)), whole, **TIGHT)
+    with torch.no_grad():
+        torch.testing.assert_close([model(ids), whole[2]], 2 * [whole[0][0]], **TIGHT)
+
+
+def test_a_mask_by_distance_is_the_matrix_written_out_and_takes_the_memory_of_a_row():
+    last = draw(3, 9)  # of query 8, for 5 queries after 4 keys
+    found = attention.Toeplitz(last, 5)(slice(1, 4))
+    for i, m in enumerate([7, 6, 5]):
+        for n in range(8):
+            expected = last[:, 8 - m + n] if n <= m else torch.full((3,), -torch.inf).double()
+            assert torch.equal(found[0, :, i, n], expected)
+    assert found.shape == (1, 3, 3, 8) and found.untyped_storage().nbytes() == 8 * 3 * (9 + 5)
+
+
 @torch.no_grad()
 def test_the_bias_of_a_block_is_a_part_of_the_whole_and_float32_under_autocast(scheme, tiny_model, monkeypatch):
     model, given = tiny_model(scheme, torch.float32), (torch.arange(20), None, True, torch.float32)
@@ -52,7 +84,10 @@ def test_the_bias_of_a_block_is_a_part_of_the_whole_and_float32_under_autocast(s
         of_block = model.attention_inputs(*given)[1].mask
         assert (of_block is None) == (whole is None)
         if whole is not None:
-            torch.testing.assert_close(of_block(slice(4, 8)), whole[..., 4:8, :8], rtol=1e-6, atol=1e-6)
+            got = of_block(slice(4, 8))
+            got = got.flip(-2) if isinstance(of_block, attention.Toeplitz) else got
+            expected = whole[..., 4:8, -got.shape[-1] - 12 : -12]  # with content of the block's own keys alone
+            torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_blocks_under_autocast_stay_close_to_float32(scheme, tiny_model, tokens, monkeypatch):

@@ -15,12 +15,13 @@ Rotation = tuple[Tensor, Tensor]  # cos and sin
 class Position(nn.Module):
     """The scheme `none`, and the seam: what a scheme may contribute, of which this one contributes nothing.
 
-    The first five hooks are functions of the positions alone, called once a pass, `bias` for each block of the queries of
-    a long text; None: nothing. What they return holds in all layers that the scheme acts in, or is a list with an entry
-    for each layer. Positions are integers counted from 0, in each document of a row; negative ones are padding, where
-    results must be finite too. Angles and temperatures are computed in float64 and cast to float32, and no result is in
-    less, whatever dtype the model or autocast has. `features`, `kept` and `content_bias` see the content, in each layer
-    that the scheme acts in. A parameter has at least one dimension, along which several processes may divide it.
+    The first five hooks are functions of the positions alone, called once a pass; of a long text `bias` is called for the
+    last query alone if the scheme is `shift_invariant`, else for each block of queries. None: nothing. What they return
+    holds in all layers that the scheme acts in, or is a list with an entry for each layer. Positions are integers counted
+    from 0, in each document of a row; negative ones are padding, where results must be finite too. Those of all rows at
+    once, (T,), are consecutive. Angles and temperatures are computed in float64 and cast to float32, and no result is in
+    less, whatever dtype the model or autocast has. `features`, `kept`, `shared` and `content_bias` see the content, in
+    each layer that the scheme acts in. A parameter has at least one dimension, along which several processes may divide it.
     """
 
     class Options(FrozenConfig):
@@ -92,15 +93,22 @@ class Position(nn.Module):
         """
         return ()
 
+    def shared(
+        self, layer: int, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, *kept: Tensor
+    ) -> tuple[Tensor, ...]:
+        """What the `content_bias` of all blocks of queries needs, computed once for all of q and k: it gets it whole."""
+        return ()
+
     def content_bias(
-        self, layer: int, x: Tensor, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, *kept: Tensor
+        self, layer: int, x: Tensor, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, *others: Tensor
     ) -> Tensor:
-        """(B, heads, Tq, Tk), added to the scores after 1/√d, from what the layer's attention sees.
+        """A new tensor (B, heads, Tq, Tk), added to the scores after 1/√d, from what the layer's attention sees.
 
         The queries are those of the last Tq of the Tk tokens, and x (B, Tq, hidden_size) is their normed input.
-        q (B, heads, Tq, d) and k (B, key heads, Tk, d) are rotated if the scheme rotates. kept: what `kept` returned, of
-        all Tk tokens. Keys of other documents, which the mask hides, may have any positions: what comes later is told by
-        the order. Whatever the dtype of the model or autocast, both hooks get and compute float32 or better.
+        q (B, heads, Tq, d) and k (B, key heads, Tk, d) are rotated if the scheme rotates. others: what `kept` returned,
+        of all Tk tokens, and `shared`. Keys of other documents, which the mask hides, may have any positions: what comes
+        later is told by the order. Whatever the dtype of the model or autocast, these hooks get and compute float32 or
+        better.
         """
 
     @classmethod

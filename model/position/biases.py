@@ -131,6 +131,10 @@ class Window(Rotary):
         def check(self, config):
             super().check(config) if self.rotate else InLayers.Options.check(self, config)
 
+    def __init__(self, config):
+        super().__init__(config)
+        self.shift_invariant = not self.options.keep_first
+
     def theta(self, device):
         return ladder(self.config.head_dim, self.options.base, device), 1.0
 

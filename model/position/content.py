@@ -1,7 +1,7 @@
 """Schemes whose bias depends on what the tokens hold, not on their positions alone.
 
 Queries are q_m, keys k_n, inputs of a layer's attention x_m, all of one head of width d; the bias is added to
-q_m·k_n / √d. Where a term is looked up by the distance m − n, it is computed for each distance and then gathered.
+q_m·k_n / √d. Where a term is looked up by the distance m − n, it is computed for each distance: see `by_distance`.
 """
 
 import torch
@@ -18,18 +18,25 @@ def per_layer(config, make) -> nn.ModuleList:
     return nn.ModuleList(make() for _ in range(config.num_hidden_layers))
 
 
-def by_distance(values: Tensor, distance: Tensor) -> Tensor:
-    """(B, heads, Tq, Tk) from values (B, heads, Tq, R) of distances 0 … R − 1, the last for all farther ones.
+def by_distance(values: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
+    """(B, heads, Tq, Tk) from values (B, heads, Tq, R) of distances R − 1 … 0, the first for all farther ones.
 
-    distance: (1 or B, 1, Tq, Tk); negative ones, which the mask hides, get the value of 0.
+    What negative distances get, which the mask hides, is finite.
     """
-    index = distance.clamp(0, values.shape[-1] - 1).expand(*values.shape[:-1], -1)
-    return values.gather(-1, index)
+    farthest, (queries, keys) = values.shape[-1] - 1, (q_positions.shape[-1], k_positions.shape[-1])
+    if q_positions.dim() == 2 or (farthest < keys and values.requires_grad):  # the gradient of the rest takes longer
+        index = farthest - distances(q_positions, k_positions).clamp(0, farthest)
+        return values.gather(-1, index.expand(*values.shape[:-1], -1))
+    # Of consecutive tokens each row is that before it, one further on: so they lie, if rows are one number longer.
+    if missing := max(0, keys - farthest):
+        values = torch.cat((values[..., :1].expand(-1, -1, -1, missing), values), dim=-1)
+    return values[..., -keys - 1 :].flatten(-2)[..., queries:].unflatten(-1, (queries, keys))
 
 
 def grouped(k: Tensor, q: Tensor) -> Tensor:
     """Keys (B, key heads, Tk, d), repeated for the query heads that share them."""
-    return k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    groups = q.shape[1] // k.shape[1]
+    return k if groups == 1 else k.repeat_interleave(groups, dim=1)
 
 
 class Shaw(InLayers):
@@ -47,8 +54,8 @@ class Shaw(InLayers):
         self.tables = per_layer(config, lambda: Embedding(self.options.clip + 1, config.head_dim))
 
     def content_bias(self, layer, x, q, k, q_positions, k_positions):
-        scores = q @ self.tables[layer].weight.mT / q.shape[-1] ** 0.5
-        return by_distance(scores, distances(q_positions, k_positions))
+        scores = q @ self.tables[layer].weight.flip(0).mT / q.shape[-1] ** 0.5
+        return by_distance(scores, q_positions, k_positions)
 
 
 class TransformerXL(InLayers):
@@ -66,23 +73,35 @@ class TransformerXL(InLayers):
         self.r: Tensor | None = None  # (distances so far, hidden_size): sines take longer than all the rest
 
     def waves(self, count: int, like: Tensor) -> Tensor:
-        """r_p of the distances from 0 to count − 1, (count, hidden_size), in another tensor's dtype and device."""
+        """r_p of the distances from count − 1 to 0, (count, hidden_size), in another tensor's dtype and device."""
         room = 0 if self.r is None else len(self.r)
         if room < count or (self.r.dtype, self.r.device) != (like.dtype, like.device):
             device = phase_device(like)
             with torch.inference_mode(False):  # or what sampling has made could not be trained with
-                rows = torch.arange(max(count, 2 * room), device=device)  # decoding makes them a few times only
+                rows = torch.arange(max(count, 2 * room), device=device).flip(0)  # decoding makes them a few times only
                 phi = phases(rows, ladder(self.config.hidden_size, 10000.0, device))
                 self.r = torch.cat((phi.sin(), phi.cos()), dim=-1).to(like.dtype).to(like.device)
-        return self.r[:count]
+        return self.r[-count:]
 
-    def content_bias(self, layer, x, q, k, q_positions, k_positions):
-        distance = distances(q_positions, k_positions)
-        r = self.waves(int(distance.max()) + 1, q).mT
-        w, q_v = self.projections[layer].weight.unflatten(0, self.u.shape), q + self.v[:, None]
+    def w(self, layer):
+        return self.projections[layer].weight.unflatten(0, self.u.shape)  # (heads, d, hidden_size)
+
+    @staticmethod
+    def count(q_positions, k_positions):
+        """Distances that `by_distance` needs; of consecutive positions as many as let it go without a copy."""
+        if q_positions.dim() == 1:
+            return k_positions.shape[-1] + 1
+        return int((q_positions.amax(dim=-1) - k_positions.amin(dim=-1)).max()) + 1
+
+    def shared(self, layer, q, k, q_positions, k_positions):
+        r = self.waves(self.count(q_positions, k_positions), q).mT
         few = q.shape[-2] < q.shape[-1]  # queries: then w meets them, rather than all distances
-        positional = (q_v @ w) @ r if few else q_v @ (w @ r)  # (B, heads, Tq, distances)
-        return (by_distance(positional, distance) + self.u[:, None] @ grouped(k, q).mT) / q.shape[-1] ** 0.5
+        return r if few else self.w(layer) @ r, self.u[:, None] @ grouped(k, q).mT / q.shape[-1] ** 0.5
+
+    def content_bias(self, layer, x, q, k, q_positions, k_positions, r, of_keys):
+        q_v, r = (q + self.v[:, None]) / q.shape[-1] ** 0.5, r[..., -self.count(q_positions, k_positions) :]
+        q_v = q_v @ self.w(layer) if r.dim() == 2 else q_v
+        return by_distance(q_v @ r, q_positions, k_positions) + of_keys[..., : k.shape[-2]]
 
 
 class Deberta(InLayers):
@@ -106,15 +125,20 @@ class Deberta(InLayers):
     def features(self, layer, q, k):
         return q * 3**-0.5, k  # scales q·k, and below q·K; k·Q is scaled there
 
-    def content_bias(self, layer, x, q, k, q_positions, k_positions):
+    def shared(self, layer, q, k, q_positions, k_positions):
         keys, queries = (
-            projections[layer](self.table.weight).unflatten(-1, (q.shape[1], -1)).permute(1, 2, 0)
+            projections[layer](self.table.weight.flip(0)).unflatten(-1, (q.shape[1], -1)).permute(1, 2, 0)
             for projections in (self.to_keys, self.to_queries)
-        )  # (heads, d, rows)
-        distance = distances(q_positions, k_positions)
-        to_content = by_distance(q @ keys, distance)
-        to_position = by_distance(grouped(k, q) @ queries, distance.mT).mT
-        return (to_content + to_position * 3**-0.5) / q.shape[-1] ** 0.5
+        )  # (heads, d, rows), of distances from rows − 1 to 0
+        return keys / q.shape[-1] ** 0.5, queries.mT @ grouped(k, q).mT / (3 * q.shape[-1]) ** 0.5
+
+    def content_bias(self, layer, x, q, k, q_positions, k_positions, keys, of_keys):
+        farthest, (queries, count) = self.options.rows - 1, (q.shape[-2], k.shape[-2])
+        far = max(0, count - queries - farthest) if q_positions.dim() == 1 else 0  # keys beyond the table, for all
+        index = farthest - distances(q_positions, k_positions[..., far:]).clamp(0, farthest)
+        to_content, to_position = q @ keys, of_keys[..., far:count].gather(-2, index.expand(*q.shape[:2], -1, -1))
+        near = by_distance(to_content, q_positions, k_positions[..., far:]) + to_position
+        return torch.cat((to_content[..., :1] + of_keys[..., :1, :far], near), dim=-1) if far else near
 
 
 class Inkling(InLayers):
@@ -138,8 +162,8 @@ class Inkling(InLayers):
 
     def content_bias(self, layer, x, q, k, q_positions, k_positions):
         mixed = self.mixers[layer](x).unflatten(-1, (q.shape[1], -1)).transpose(1, 2)  # (B, heads, Tq, d_rel)
-        bias = F.pad(mixed @ self.banks[layer].weight.mT, (0, 1))  # nothing at the extent and beyond
-        return by_distance(bias, distances(q_positions, k_positions))
+        bank = F.pad(self.banks[layer].weight.mT.flip(-1), (1, 0))  # nothing at the extent and beyond
+        return by_distance(mixed @ bank, q_positions, k_positions)
 
 
 class Fox(InLayers):
@@ -161,8 +185,11 @@ class Fox(InLayers):
     def kept(self, layer, x):
         return (F.logsigmoid(self.gates[layer](x) + self.b[layer]).mT[..., None],)  # (B, heads, T, 1)
 
-    def content_bias(self, layer, x, q, k, q_positions, k_positions, log_f):
-        sums = log_f.cumsum(dim=-2)
+    def shared(self, layer, q, k, q_positions, k_positions, log_f):
+        return (log_f.cumsum(dim=-2),)
+
+    def content_bias(self, layer, x, q, k, q_positions, k_positions, log_f, sums):
+        sums = sums[..., : k_positions.shape[-1], :]
         return sums[..., -q.shape[-2] :, :] - sums.mT
 
 
@@ -182,9 +209,18 @@ class CoPE(InLayers):
         self.e = nn.Parameter(torch.zeros(config.num_hidden_layers, self.options.npos, config.head_dim))
 
     def content_bias(self, layer, x, q, k, q_positions, k_positions):
-        gates = (q @ grouped(k, q).mT / q.shape[-1] ** 0.5).sigmoid()
-        gates = gates.tril(k.shape[-2] - q.shape[-2])  # by order: in another document a later token may stand before
-        p = gates.flip(-1).cumsum(dim=-1).flip(-1).clamp(max=self.options.npos - 1)
+        last, queries, keys, k = self.options.npos - 1, q.shape[-2], k.shape[-2], grouped(k, q)
         values = q @ self.e[layer].mT / q.shape[-1] ** 0.5  # (B, heads, Tq, npos)
-        low, high = (values.gather(-1, end.long()) for end in (p.floor(), p.ceil()))
-        return low + (high - low) * (p - p.floor())
+        near = min(keys, queries + 3 * last)
+        while True:
+            gates = (q @ k[..., keys - near :, :].mT / q.shape[-1] ** 0.5).sigmoid()
+            gates = gates.tril(near - queries)  # by order: in another document a later token may stand before
+            p = gates.flip(-1).cumsum(dim=-1).flip(-1)
+            if near == keys or (p[..., 0] >= last).all():  # then all farther keys share the last row
+                break
+            near = min(keys, 2 * near)
+        p = p.clamp(max=last)
+        low, high = (values.gather(-1, end.long()) for end in (p, p.ceil()))
+        bias = low + (high - low) * p.frac()
+        far = values[..., -1:].expand(-1, -1, -1, keys - near)
+        return torch.cat((far, bias), dim=-1) if near < keys else bias
