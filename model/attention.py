@@ -228,7 +228,7 @@ class SoftmaxAttention(Attention):
         if inputs.content is not None:
             seen = x, q, k, inputs.positions, inputs.k_positions, *kept, *inputs.shared
             bias = self.exactly(inputs.content.content_bias, inputs.layer, *seen)
-            mask = masked(bias, mask).to(q.dtype)
+            mask = (bias if mask is None else masked(bias, mask)).to(q.dtype)
         # is_causal aligns the first query with the first key: right only where no key lies before the queries.
         is_causal = mask is None and q.shape[-2] > 1
         scale = 1 / math.sqrt(self.head_dim)

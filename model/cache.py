@@ -17,6 +17,7 @@ class Cache:
         self.length = 0
         self.positions: Tensor | None = None  # (≥ length,), or (batch, ≥ length) where rows have their own
         self.layers: dict[int, tuple[Tensor, ...]] = {}  # what a layer's attention keeps, rows of the batch first
+        self.ahead = None  # what the coming positions contribute, see `inputs_of_next`
         self.summed: dict[int, int] = {}  # how many tokens are in a layer's sums
 
     def update(self, layer: int, *new: Tensor) -> tuple[Tensor, ...]:

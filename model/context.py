@@ -134,7 +134,9 @@ def turning(scheme: Position, old: Tensor, new: Tensor) -> Callable[[int, Tensor
             return keys
         precise = torch.promote_types(keys.dtype, torch.float32)
         cos, sin = (part.to(keys.device, precise) for part in (turns[layer].real, turns[layer].imag))
-        return rotate(keys.transpose(1, 2), waves((cos, sin)), "interleaved").transpose(1, 2)  # as `rotate` left the pairs
+        return rotate(keys.transpose(1, 2), waves((cos, sin)), "interleaved").transpose(
+            1, 2
+        )  # as `rotate` left the pairs
 
     return turn
 

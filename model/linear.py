@@ -25,7 +25,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
     parts = math.gcd(PARTS, rows)
     out = torch.bmm(weight.view(parts, -1, width), x.reshape(count, width).mT.expand(parts, width, count))
-    out = out.view(rows, count).mT.reshape(*x.shape[:-1], rows)
+    out = out.view(rows, count).mT.contiguous().view(*x.shape[:-1], rows)
     return out if bias is None else out + bias.to(out.dtype)  # which autocast may have made half precision
 
 

@@ -1,27 +1,16 @@
 """The decoder: a Llama whose positional scheme is a part to be chosen."""
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor, nn
 
 from base import InputError
-from model.attention import (
-    ATTENTIONS,
-    AttentionInputs,
-    Toeplitz,
-    blocks,
-    causal_mask,
-    in_documents,
-    masked,
-    recomputed,
-    waves,
-)
+from model.attention import ATTENTIONS, AttentionInputs, in_documents, recomputed
 from model.cache import Cache
 from model.config import ModelConfig
 from model.device import without_autocast
+from model.inputs import attention_inputs, inputs_of_next
 from model.linear import Embedding, Linear, joined, lay_side_by_side, linear
 from model.norm import RMSNorm
 from model.position import build_position
@@ -132,110 +121,34 @@ class Transformer(nn.Module):
 
     def hidden_states(self, input_ids: Tensor, cache: Cache | None = None, positions: Tensor | None = None) -> Tensor:
         """(B, T, hidden_size) after the last norm; arguments as in `forward`."""
-        start = 0 if cache is None else cache.length
+        start, scheme = 0 if cache is None else cache.length, self.position
         end = start + input_ids.shape[-1]
         is_causal = positions is None and (start == 0 or end == start + 1)  # SDPA needs no mask for these
         documents, starts_with = None, self.config.document_start_token_id
+        goes_on = is_causal and start and cache.positions.dim() == 1 and not torch.is_grad_enabled()
         if positions is None and cache is None and starts_with is not None:
             is_causal, (documents, positions) = False, in_documents(input_ids, starts_with)
         elif positions is None:
             positions = torch.arange(start, end, device=input_ids.device)
-        if (known := self.position.max_length) is not None:
+        if (known := scheme.max_length) is not None:
             last = end - 1 if positions.dim() == 1 else int(positions.max())
             if last >= known:
-                scheme = self.config.position.scheme
-                raise IndexError(f"position {last} lies past the {known} positions that {scheme} has")
+                name = self.config.position.scheme
+                raise IndexError(f"position {last} lies past the {known} positions that {name} has")
         x = self.embed_tokens(input_ids).to(self.norm.weight.dtype)  # where the matrices alone are in half precision
         with without_autocast(x.device):  # positions are exact in any precision of the model
-            embedding = self.position.embedding(positions)
-            attention_inputs = self.attention_inputs(positions, cache, is_causal, x.dtype, documents, len(x))
+            if goes_on and not torch.compiler.is_compiling():
+                embedding, inputs = inputs_of_next(scheme, cache, x.dtype)
+            else:
+                embedding = scheme.embedding(positions)
+                inputs = attention_inputs(scheme, positions, cache, is_causal, x.dtype, documents, len(x))
         if embedding is not None:
             x = x + embedding.to(x.dtype)
-        for block, inputs in zip(self.layers, attention_inputs):
-            x = recomputed(block, x, inputs) if self.recompute else block(x, inputs)
+        for block, each in zip(self.layers, inputs):
+            x = recomputed(block, x, each) if self.recompute else block(x, each)
         if cache is not None:
             cache.length = end
         return self.norm(x)
-
-    def attention_inputs(
-        self,
-        positions: Tensor,
-        cache: Cache | None,
-        is_causal: bool,
-        dtype: torch.dtype,
-        documents: Tensor | None = None,
-        batch: int = 1,
-    ) -> list[AttentionInputs]:
-        """What the attention of each layer is told of tokens at positions (T,) or (B, T) that continue the cache.
-
-        is_causal: whether it knows without a mask what each token sees. dtype: of the scores. batch: rows of tokens.
-        """
-        scheme, k_positions = self.position, positions if cache is None else cache.key_positions(positions)
-        content, features = (scheme if scheme.overrides(hook) else None for hook in ("content_bias", "features"))
-        has_bias = scheme.overrides("bias")
-        earlier, layers = k_positions.shape[-1] - positions.shape[-1], range(len(self.layers))
-
-        def seen(rows):
-            keys = slice(earlier + rows.stop)
-            of_documents = () if documents is None else (documents[..., rows], documents[..., keys])
-            mask = causal_mask(positions[..., rows], k_positions[..., keys], *of_documents)
-            return mask.unsqueeze(-3) if mask.dim() == 3 else mask  # one mask for all heads
-
-        def bias(rows):
-            return scheme.bias(positions[..., rows], k_positions[..., : earlier + rows.stop])
-
-        def merged(bias, mask):
-            # in four dimensions: given three, SDPA takes a slow path that copies all keys
-            return mask if bias is None else masked(bias, mask).to(dtype).view(-1, *bias.shape[-3:])
-
-        def of_layer(found, layer):
-            return found[layer] if isinstance(found, list) else found
-
-        def turning(queries, keys):
-            if isinstance(queries, list) or isinstance(keys, list):
-                return [turning(of_layer(queries, layer), of_layer(keys, layer)) for layer in layers]
-            if queries is None or keys is None:
-                return queries and waves(queries)
-            config = self.config
-            return waves(*[queries] * config.num_attention_heads, *[keys] * config.num_key_value_heads)
-
-        def among_themselves(rows):  # tokens of a block at consecutive positions: all before it is seen
-            return causal_mask(positions[rows], positions[rows])
-
-        def by_distance(last):  # the bias of the last query
-            if last is None and is_causal:
-                return None
-            last = torch.zeros(1, 1, k_positions.shape[-1], device=positions.device) if last is None else last
-            return Toeplitz(last[:, 0].to(dtype), positions.shape[-1])
-
-        def in_blocks(layer, rows):
-            with without_autocast(positions.device):
-                return merged(of_layer(bias(rows), layer), seen(rows))
-
-        rows, mask = blocks(positions.shape[-1], k_positions.shape[-1], batch * self.config.num_attention_heads), None
-        if len(rows) == 1:
-            whole = bias(rows[0])
-            if not is_causal or whole is not None or content is not None:
-                mask = seen(rows[0])
-            masks = [merged(each, mask) for each in whole] if isinstance(whole, list) else merged(whole, mask)
-        elif positions.dim() == 1 and (not has_bias or (scheme.shift_invariant and content is None)):
-            last, mask = scheme.bias(positions[-1:], k_positions), by_distance(None)
-            masks = [by_distance(each) for each in last] if isinstance(last, list) else by_distance(last)
-            masks = masks if content is None else among_themselves
-        else:
-            mask = None if is_causal else seen
-            has_mask = not is_causal or content is not None or has_bias
-            masks = [partial(in_blocks, layer) if has_mask else None for layer in layers]
-        turns = turning(scheme.rotation(positions), scheme.key_rotation(positions))
-        contributed = masks, turns, scheme.temperature(positions)
-        shared, inputs = (cache, positions, k_positions, documents), []
-        for layer in layers:
-            if scheme.acts_in(layer):
-                each = [of_layer(found, layer) for found in contributed]
-                inputs.append(AttentionInputs(layer, *shared, *each, scheme.layout, features, content))
-            else:
-                inputs.append(AttentionInputs(layer, *shared, mask))
-        return inputs
 
 
 def with_config(model: Transformer, config: ModelConfig) -> Transformer:

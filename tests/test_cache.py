@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from model import inputs
 from model.cache import Cache
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
@@ -31,6 +32,20 @@ def test_setting_the_length_back_forgets(scheme, tiny_model, tokens):
         cache.length = length
         mixed = torch.cat((ids[:, :length], other[:, length:]), dim=1)
         torch.testing.assert_close(model(mixed[:, length:], cache), model(mixed)[:, length:], **TIGHT)
+
+
+def test_what_is_computed_ahead_ends_and_starts_anew(scheme, tiny_model, tokens, monkeypatch):
+    """Of three tokens at a time: before and after the cache was set back, and up to the last position of `learned`."""
+    monkeypatch.setattr(inputs, "AHEAD", 3)
+    model, ids, cache = tiny_model(scheme), tokens(2, 24), Cache()
+    expected, made = model(ids), []
+    monkeypatch.setattr(inputs, "look_ahead", lambda *args, real=inputs.look_ahead: made.append(args[1]) or real(*args))
+    model(ids[:, :4], cache)
+    for length, steps in ((4, 8), (9, 1), (2, 6), (8, 16)):
+        cache.length = length
+        for t in range(length, length + steps):
+            torch.testing.assert_close(model(ids[:, t : t + 1], cache)[:, 0], expected[:, t], **TIGHT)
+    assert made == [4, 7, 10, 9, 2, 5, 8, 11, 14, 17, 20, 23]
 
 
 def test_left_padded_rows_are_decoded_as_single_ones(scheme, tiny_model, tokens):

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from model.cache import Cache
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.huggingface import transformers_keys
+from model.inputs import attention_inputs
 from model.position import POSITIONS, build_position
 from model.transformer import Transformer
 from tiny import draw
@@ -111,7 +112,7 @@ def weights_of(model, q, k, x):
     attention, length = model.layers[0].self_attn, x.shape[1]
     values = torch.eye(length, dtype=x.dtype).expand(len(x), k.shape[2], -1, -1).transpose(1, 2)
     attention.projected, attention.o_proj = lambda _: (torch.cat((q, k), dim=2), values), nn.Identity()
-    inputs = model.attention_inputs(torch.arange(length), None, is_causal=True, dtype=x.dtype)
+    inputs = attention_inputs(model.position, torch.arange(length), None, is_causal=True, dtype=x.dtype)
     return attention(x, inputs[0]).unflatten(-1, (-1, length)).transpose(1, 2)
 
 

@@ -431,7 +431,7 @@ def test_a_cpu_reads_the_prompt_in_float32_and_decodes_in_bfloat16(scheme, tiny_
     """A prompt in bfloat16 takes a hundred times as long; the model that was given stays as it is."""
     model, passes = tiny_model(scheme, torch.float32), []
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    model.norm.register_forward_hook(lambda _, args, out: passes.append((out.shape[1], out.dtype)))
+    model.embed_tokens.register_forward_hook(lambda _, args, out: passes.append((out.shape[1], out.dtype)))
     got = rows(generate(Context(model, torch.bfloat16), tokens(5), 4, temperature=0, num_samples=2))
     assert passes == [(5, torch.float32)] + 3 * [(1, torch.bfloat16)]
     assert got.shape == (2, 4)
@@ -444,8 +444,8 @@ def test_a_long_text_decoded_in_bfloat16_stays_close_to_float64(attention, tiny_
     """Keys cached in float32 meet queries in bfloat16; sums over hundreds of tokens would lose the next one."""
     model, ids = tiny_model("rope", attention=attention), tokens(1, 600)
     expected = model(ids)[0, 500:]
-    cache, decoding = Cache(), decoding_model(model, torch.bfloat16)
+    cache, decoding = Cache(), decoding_model(model.float(), torch.bfloat16)
     for part in ids[:, :500].split(300, dim=1):  # in two parts, after which the cache has room for what follows
-        model.float()(part, cache)
+        model(part, cache)
     got = torch.cat([decoding(token, cache)[0] for token in ids[:, 500:].split(1, dim=1)])
     assert (got - expected).norm() < 0.02 * expected.norm()

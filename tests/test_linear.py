@@ -2,7 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.linear import FEW, linear
+from model.linear import FEW, Linear, joined, lay_side_by_side, linear
+from tiny import draw
 
 
 def random(*shape, seed=0, dtype=torch.float64):
@@ -37,3 +38,54 @@ def test_autocast_gives_few_rows_the_dtype_of_many(rows):
     x, weight, bias = random(rows, 10).float(), random(32, 10, seed=1).float(), random(32, seed=2).float()
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(x, weight, bias).dtype == torch.bfloat16
+
+
+def projections(*sizes, bias=False, width=5):
+    found = [Linear(width, size, bias=bias).double() for size in sizes]
+    with torch.no_grad():
+        for seed, parameter in enumerate(parameter for each in found for parameter in each.parameters()):
+            parameter.copy_(draw(*parameter.shape, seed=seed))
+    return found
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, FEW + 1])
+def test_joined_projections_are_the_single_ones_with_their_gradients(rows, bias):
+    """As they are, with the weights laid side by side, and with gradients afterwards."""
+    parts, x = projections(4, 2, 6, bias=bias), draw(1, rows, 5, seed=9).requires_grad_()
+    inputs = [x, *(parameter for part in parts for parameter in part.parameters())]
+
+    def of(out):
+        return [out, *torch.autograd.grad(out.square().sum(), inputs)]
+
+    expected = of(torch.cat([part(x) for part in parts], dim=-1))
+    for got in (of(joined(x, *parts)), lay_side_by_side(*parts) or of(joined(x, *parts))):
+        for one, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    with torch.no_grad():
+        torch.testing.assert_close(joined(x, *parts), expected[0], rtol=0, atol=1e-13)
+
+
+def test_weights_side_by_side_are_in_memory_once_and_not_copied_again(monkeypatch):
+    parts = projections(4, 2, 6)
+    before = [part.weight.detach().clone() for part in parts]
+    with torch.no_grad():
+        lay_side_by_side(*parts)
+        storages = {part.weight.untyped_storage().data_ptr(): part.weight.untyped_storage().nbytes() for part in parts}
+        assert [*storages.values()] == [12 * 5 * 8]
+        assert all(torch.equal(part.weight, weight) for part, weight in zip(parts, before))
+        monkeypatch.setattr(torch, "cat", None)
+        expected = draw(1, 5) @ torch.vstack(before).T
+        torch.testing.assert_close(joined(draw(1, 5), *parts), expected, rtol=0, atol=1e-13)
+        parts[1].weight.zero_()  # a later change is seen
+        assert not joined(draw(1, 5), *parts)[:, 4:6].any()
+
+
+@torch.no_grad()
+def test_weights_of_one_tensor_in_another_order_are_not_taken_for_neighbours():
+    parts = projections(4, 2, 6)
+    lay_side_by_side(*parts)
+    for order in ((1, 0, 2), (0, 2)):
+        chosen = [parts[n] for n in order]
+        expected = torch.cat([part(draw(1, 5)) for part in chosen], dim=-1)
+        torch.testing.assert_close(joined(draw(1, 5), *chosen), expected, rtol=0, atol=1e-13)

@@ -9,6 +9,7 @@ from test_loss import Sizes
 from model import attention
 from model.attention import LinearAttention, blocks
 from model.cache import Cache
+from model.inputs import attention_inputs
 from tiny import assert_same_bits, draw, run_config, train_until, trained
 from training.loop import train
 
@@ -78,10 +79,10 @@ def test_a_mask_by_distance_is_the_matrix_written_out_and_takes_the_memory_of_a_
 @torch.no_grad()
 def test_the_bias_of_a_block_is_a_part_of_the_whole_and_float32_under_autocast(scheme, tiny_model, monkeypatch):
     model, given = tiny_model(scheme, torch.float32), (torch.arange(20), None, True, torch.float32)
-    whole = model.attention_inputs(*given)[1].mask
+    whole = attention_inputs(model.position, *given)[1].mask
     monkeypatch.setattr(attention, "SCORES", 4 * 20)
     with torch.autocast("cpu", torch.bfloat16):
-        of_block = model.attention_inputs(*given)[1].mask
+        of_block = attention_inputs(model.position, *given)[1].mask
         assert (of_block is None) == (whole is None)
         if whole is not None:
             got = of_block(slice(4, 8))

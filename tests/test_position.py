@@ -44,7 +44,9 @@ def scheme_of_width(width, **options):
 
 
 def rotated(x, position):
-    return rotate(x.expand(1, 1, -1), waves(scheme_of_width(8, scheme="rope").rotation(torch.tensor([position])))).flatten()
+    return rotate(
+        x.expand(1, 1, -1), waves(scheme_of_width(8, scheme="rope").rotation(torch.tensor([position])))
+    ).flatten()
 
 
 def tensor(numbers):
