@@ -133,13 +133,25 @@ def test_importing_the_programs_loads_nothing_heavy():
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_building_a_model_does_not_import_the_compiler():
-    """torch's own initialization on the meta device does, which costs two seconds before the first token."""
-    code = (
-        "import sys; from model.config import ModelConfig; from model.transformer import Transformer\n"
-        "for position in ('rope', 'learned', 't5'):\n"
-        "    for seed in (0, None): Transformer(ModelConfig(vocab_size=8, position=position), seed)\n"
-        "print('torch._dynamo' in sys.modules)"
-    )
+def test_neither_building_nor_training_a_model_imports_the_compiler():
+    """torch's own initialization on the meta device does, and its optimizers: seconds before the first token or step."""
+    code = """
+import sys
+import torch
+from configs import TrainConfig
+from model.config import ModelConfig
+from model.transformer import Transformer
+from training.optimizer import build_optimizer, restore_optimizer
+from training.step import optimizer_step
+for kind in ("rope", "learned", "t5"):
+    Transformer(ModelConfig(vocab_size=8, position=kind), seed=None)
+model, ids = Transformer(ModelConfig(vocab_size=8, hidden_size=16, num_attention_heads=2)), torch.zeros(1, 4).long()
+for optimizer in ("adamw", "muon"):
+    config = TrainConfig(optimizer=optimizer, batch_size=1)
+    optimizer = build_optimizer(model, config)
+    assert optimizer_step(model, optimizer, ids, ids, 1e-3, config).is_finite
+    restore_optimizer(optimizer, optimizer.state_dict())
+print("torch._dynamo" in sys.modules)
+"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert (done.stdout, done.stderr) == ("False\n", "")

@@ -37,7 +37,7 @@ def test_zeros_and_large_numbers_have_a_gradient():
     normed = rms_norm(x, weight, 1e-6)
     torch.testing.assert_close(normed, torch.tensor([[0.0, 0.0], [1.0, -1.0]]), rtol=0, atol=1e-6)
     normed.sum().backward()
-    assert x.grad.isfinite().all() and x.grad[0].tolist() == [1e3, 1e3]
+    torch.testing.assert_close(x.grad, torch.tensor([[1e3, 1e3], [1e-18, 1e-18]]), rtol=1e-6, atol=0)
 
 
 def test_half_precision_is_rounded_once():

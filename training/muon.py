@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from inspect import unwrap
 
 import torch
 from torch import Tensor
@@ -35,6 +36,12 @@ class Muon(torch.optim.AdamW):
     (Liu et al. 2025, section 2.2), so one learning rate and weight decay serve both.
     """
 
+    # As they are inside wrappers that import the compiler, 1.4 s of it, to tell it what it shall leave alone.
+    add_param_group = unwrap(torch.optim.AdamW.add_param_group)
+    zero_grad = unwrap(torch.optim.AdamW.zero_grad)
+    state_dict = unwrap(torch.optim.AdamW.state_dict)
+    load_state_dict = unwrap(torch.optim.AdamW.load_state_dict)
+
     def __init__(self, groups: list[dict], orthogonalize: Callable[[Tensor], Tensor] = orthogonalize, **defaults):
         """orthogonalize: this file's, or the same over several processes."""
         super().__init__(groups, **defaults)
@@ -45,7 +52,7 @@ class Muon(torch.optim.AdamW):
         for group in self.param_groups:
             if "momentum" in group:
                 self._step_matrices(group)
-        super().step()  # skips the matrices, whose gradients are now None
+        unwrap(torch.optim.AdamW.step)(self)  # skips the matrices, whose gradients are now None
 
     def __setstate__(self, state: dict) -> None:
         torch.optim.Optimizer.__setstate__(self, state)  # AdamW's expects a step count of every parameter
