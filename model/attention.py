@@ -37,7 +37,8 @@ def rotate(x: Tensor, turns: Tensor | tuple[Tensor, Tensor], layout: str = "half
     would cost as much again as the rotation.
     """
     cos, sin = (turns.real, turns.imag) if (is_complex := isinstance(turns, Tensor)) else turns
-    turning, still = x.tensor_split((2 * cos.shape[-1],), dim=-1)
+    width = 2 * cos.shape[-1]
+    turning, *still = x.split((width, x.shape[-1] - width), dim=-1) if width < x.shape[-1] else (x,)
     turning = turning.to(torch.promote_types(x.dtype, cos.dtype))
     if not is_complex:
         x1, x2 = turning.chunk(2, dim=-1) if layout == "half" else turning.unflatten(-1, (-1, 2)).unbind(-1)
@@ -49,7 +50,7 @@ def rotate(x: Tensor, turns: Tensor | tuple[Tensor, Tensor], layout: str = "half
             z = torch.view_as_complex(turning.unflatten(-1, (-1, 2)))
         turned = torch.view_as_real(z * turns)
     turned = turned.flatten(-2).to(x.dtype)
-    return torch.cat((turned, still), dim=-1) if still.shape[-1] else turned
+    return torch.cat((turned, *still), dim=-1) if still else turned
 
 
 def in_documents(input_ids: Tensor, start_token_id: int) -> tuple[Tensor, Tensor]:
@@ -186,7 +187,7 @@ class Attention(nn.Module):
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys in one (B, T, heads + key heads, head_dim), and values, of x (B, T, hidden_size)."""
         heads = joined(x, self.q_proj, self.k_proj, self.v_proj).unflatten(-1, (-1, self.head_dim))
-        qk, v = heads.tensor_split((-self.heads[1],), dim=-2)
+        qk, v = heads.split((sum(self.heads), self.heads[1]), dim=-2)  # whose gradient is one `cat`
         if self.q_norm is not None:
             q, k = self.apart(qk)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=-2)
