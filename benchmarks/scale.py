@@ -184,24 +184,24 @@ def sent(kind: str, whole: int, processes: int) -> float:
     return share * whole * (processes - 1) / processes
 
 
-def activations(config: ModelConfig, tokens: int, of_norm: int = 1) -> dict[str, int]:
-    """Bytes kept from the forward to the backward pass of a micro-batch, in bfloat16 by autocast, with softmax and rope.
-
-    of_norm: tensors of float32 that RMSNorm keeps, its input on a GPU; a CPU keeps the product with 1 / rms, too.
-    """
+def activations(config: ModelConfig, tokens: int) -> dict[str, int]:
+    """Bytes kept from the forward to the backward pass of a micro-batch, in bfloat16 by autocast, with softmax and rope."""
     width, inside = config.hidden_size, config.intermediate_size
     q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
-    norm = 4 * of_norm * width + 4
-    casts = 5 * 2 * width  # of the norms' outputs, one for each projection that reads them
-    attention = 2 * (2 * q + 2 * kv) + 4 * (q + kv) + 4 * config.num_attention_heads  # SDPA; what is turned; log-sums
-    angles = 2 * 4 * config.head_dim * config.max_position_embeddings  # of queries and of keys
-    block = tokens * (2 * norm + casts + attention + 4 * 2 * inside) + angles
+    norm = 4 * width + 4  # its input on a GPU; on a CPU the product with 1 / rms
+    casts = 2 * 2 * width  # of the norms' outputs
+    # Projections, of which the values are a part; queries and keys, before they are turned and after; SDPA's output and
+    # the logarithms of its sums.
+    attention = 2 * (q + 2 * kv) + (4 + 2) * (q + kv) + 2 * q + 4 * config.num_attention_heads
+    block = tokens * (2 * norm + casts + attention + 4 * 2 * inside)
+    angles = 4 * config.head_dim * config.max_position_embeddings
     return {
         "block": block,
         "blocks": config.num_hidden_layers * block,
         "recomputed": config.num_hidden_layers * tokens * 4 * width + block,
         "ends": tokens
-        * (norm + 4 * width + 8),  # last norm, the gradient that the loss computes with itself, token ids
+        * (norm + 4 * width + 8)  # last norm, the gradient that the loss computes with itself, token ids
+        + angles,
     }
 
 
@@ -375,7 +375,7 @@ def counted(engine: Alone) -> list[tuple[str, int, int]]:
     loss.backward()
     moments = sum(part(each) for own in optimizer.state.values() for key, each in own.items() if key != "step")
     state = {"weights": sum(map(part, model.parameters())), "gradients": gradients[0], "moments": moments}
-    count, found = Count(SMALL), activations(SMALL, 2 * SMALL.max_position_embeddings, of_norm=2)
+    count, found = Count(SMALL), activations(SMALL, 2 * SMALL.max_position_embeddings)
     expected = held(SMALL, name, size) | collectives(SMALL, name, size, micro_batches=2)
     expected["kept for backward"] = found["blocks"] + found["ends"] + 2 * count.muon + 4 * count.output
     state |= traffic.whole | {"kept for backward": sum(size for size, _ in kept.values())}

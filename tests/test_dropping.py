@@ -118,11 +118,12 @@ def test_a_scheme_logs_its_series_up_to_the_change(tmp_path):
 
 
 def test_a_compiled_model_drops_its_scheme_too(tmp_path, monkeypatch):
-    """The compiler traces the model again; here without code of its own, so that the bits are those of eager mode."""
+    """The compiler traces the model again; here without code of its own, so that only the norm's bits differ."""
     eager = trained(tmp_path, *HALF, "name=eager", "model.position=alibi")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     compiled = trained(tmp_path, *HALF, "name=compiled", "model.position=alibi", "train.compile=true")
-    assert_same_bits(compiled, eager)
+    for one, other in zip(rows(compiled.folder), rows(eager.folder), strict=True):
+        assert one == pytest.approx(other, rel=1e-6)
 
 
 def test_more_steps_may_not_put_the_change_off(tmp_path):

@@ -131,7 +131,7 @@ BOUND = 64 * 1024  # a vocabulary of 1,024 and 256 tokens have four times as man
 @pytest.fixture
 def large_vocabulary(tiny_model, monkeypatch):
     monkeypatch.setattr(loss, "LOGITS", BOUND)
-    return tiny_model(dtype=torch.float32, vocab_size=1024)
+    return tiny_model(dtype=torch.float32, vocab_size=1024, intermediate_size=16)  # or gates would be larger
 
 
 def test_a_training_step_never_holds_all_logits(large_vocabulary, tokens):

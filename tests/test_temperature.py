@@ -72,8 +72,10 @@ def test_scores_are_multiplied_and_what_is_added_is_not(kind, tiny_model, tokens
     plain.load_state_dict(hot.state_dict(), strict=False)
     found, ids, seen = hot.position.temperature(torch.arange(9)), tokens(2, 9), []
     for layer, block in enumerate(plain.layers):
-        factor = (found[layer] if isinstance(found, list) else found).expand(4, -1).T.repeat_interleave(8, dim=-1)
-        block.self_attn.q_proj.register_forward_hook(lambda *call, factor=factor: seen.append(1) or call[2] * factor)
+        factor = (found[layer] if isinstance(found, list) else found).expand(4, -1).T
+        weights = block.self_attn
+        real, both = weights.projected, torch.cat((factor, torch.ones(9, 2)), dim=-1)[..., None]
+        weights.projected = lambda x, real=real, both=both: seen.append(1) or (real(x)[0] * both, real(x)[1])
     torch.testing.assert_close(plain(ids), hot(ids), rtol=0, atol=1e-10)
     assert len(seen) == 2
 
