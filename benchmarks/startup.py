@@ -1,7 +1,8 @@
 """What happens before the first step: python benchmarks/startup.py
 
-Whole processes, median of five: --help of the three programs; a config with a mistake; and train.py on the built-in
-corpus with cached tokens, from the command to the end of the first step, which the first metrics row marks.
+Whole processes, median of five: --help of the three programs; a config with a mistake; train.py on the built-in corpus
+with cached tokens, from the command to the end of the first step, which the first metrics row marks; and generate.py
+with a model of 12M parameters and one token to make.
 """
 
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from decode import write_model
 from side_by_side import ROOT, in_turn, seconds, table
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
@@ -34,6 +36,8 @@ def first_step(folder: str) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
+        write_model("12M", Path(folder) / "12M")
+        one_token = folder + "/12M", "--prompt", "a", "--max-new-tokens", 1
         times = in_turn(
             {
                 "train.py --help": lambda: seconds(run, "train.py", "--help"),
@@ -41,6 +45,7 @@ def main() -> None:
                 "compare.py --help": lambda: seconds(run, "compare.py", "--help"),
                 "a config with a mistake": lambda: seconds(run, "train.py", QUICKSTART, "train.stepz=3"),
                 "train.py to its first step": lambda: seconds(first_step, folder),
+                "generate.py to its first token": lambda: seconds(run, "generate.py", *one_token),
             },
             rounds=5,
         )
