@@ -37,7 +37,7 @@ def test_setting_the_length_back_forgets(scheme, tiny_model, tokens):
 def test_what_is_computed_ahead_ends_and_starts_anew(scheme, tiny_model, tokens, monkeypatch):
     """Of three tokens at a time: before and after the cache was set back, and up to the last position of `learned`."""
     monkeypatch.setattr(inputs, "AHEAD", 3)
-    model, ids, cache = tiny_model(scheme), tokens(2, 24), Cache()
+    model, ids, cache = tiny_model(scheme, max_position_embeddings=24), tokens(2, 24), Cache()
     expected, made = model(ids), []
     monkeypatch.setattr(inputs, "look_ahead", lambda *args, real=inputs.look_ahead: made.append(args[1]) or real(*args))
     model(ids[:, :4], cache)
