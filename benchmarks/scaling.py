@@ -68,6 +68,7 @@ def decode_rows() -> list[str]:
     caches = {}
     for scheme, model in models.items():
         cache = Cache()
+        model.lay_side_by_side()
         for part in ids.split(CONTEXTS[0], dim=1):
             model(part, cache, logits_to_keep=1)
             if cache.length in CONTEXTS:

@@ -75,6 +75,7 @@ def decoding(schemes: list[str]) -> dict:
         for scheme in schemes:
             for context in CONTEXTS:
                 model, cache = build(scheme, context + 16), Cache()
+                model.lay_side_by_side()
                 for part in ids[:, :context].split(128, dim=1):
                     model(part, cache, logits_to_keep=1)
                 sides[scheme, context] = model, cache, []

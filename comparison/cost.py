@@ -76,6 +76,7 @@ class _Side:
         self.optimizer = build_optimizer(self.model, self.train)
         dropped = self.train.position_until is not None
         self.decoder = Transformer(config.trained_model, config.seed).to(device) if dropped else self.model
+        self.decoder.lay_side_by_side()  # as sampling has them
 
     def seconds(self) -> tuple[float, float]:
         """Per token, of a training step and of decoding."""
