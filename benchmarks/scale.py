@@ -199,8 +199,7 @@ def activations(config: ModelConfig, tokens: int) -> dict[str, int]:
         "block": block,
         "blocks": config.num_hidden_layers * block,
         "recomputed": config.num_hidden_layers * tokens * 4 * width + block,
-        "ends": tokens
-        * (norm + 4 * width + 8)  # last norm, the gradient that the loss computes with itself, token ids
+        "ends": tokens * (norm + 4 * width + 8)  # last norm, the gradient that the loss computes with itself, token ids
         + angles,
     }
 
