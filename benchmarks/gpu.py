@@ -2,7 +2,7 @@
 
 Training at 124M parameters with the product's own step: bfloat16 autocast, fused AdamW or Muon, eager and compiled. Model
 FLOPs utilization is relative to the matrix rate measured on the same card: 6 operations per weight of a matrix and token,
-and 12 · layers · width · context / 2 for causal attention. Sampling, one text and eight. Every scheme in float32 beside
+and 12 · layers · width · context / 2 for causal attention. Sampling, one text and eight, eager and compiled. Every scheme in float32 beside
 float64 on the CPU: logits of a pass, logits over a cache, and the gradient's norm. Training in bfloat16 beside float32, on
 the same text and for as long. What every scheme costs beside rope.
 
@@ -115,11 +115,18 @@ def training(optimizer_name: str, compiled: bool, rate: float) -> list[dict]:
     return [row]
 
 
-def sampling(count: int, dtype: torch.dtype) -> list[dict]:
+def sampling(count: int, dtype: torch.dtype, compiled: bool) -> list[dict]:
     model = Transformer(ModelConfig(**SHAPE, max_position_embeddings=CONTEXT)).to(DEVICE)
+    context = Context(model, dtype, compiled=compiled)
     prompt, new = torch.zeros(64, dtype=torch.long, device=DEVICE), 4 * STEPS
-    taken = median(lambda: list(generate(Context(model, dtype), prompt, new, num_samples=count)), 3)
-    return [{"samples": count, "weights": str(dtype), "tokens/s": f"{count * new / taken:,.0f}"}]
+    taken = median(lambda: list(generate(context, prompt, new, num_samples=count)), 3)
+    row = {
+        "samples": count,
+        "weights": str(dtype),
+        "compiled": "yes" if compiled else "no",
+        "tokens/s": f"{count * new / taken:,.0f}",
+    }
+    return [row]
 
 
 def parity(scheme: str) -> list[dict]:
@@ -217,12 +224,13 @@ def main() -> None:
     rate = matrix_rate()
     print(f"{name}, torch {torch.__version__}: {rate / 1e12:.2f} TFLOP/s in products of {SIDE} × {SIDE} {DTYPE}\n")
     kinds = [(kind, compiled) for compiled in (False, True) for kind in ("adamw", "muon")]
-    section("Training", 240, {f"{kind}, compiled {fast}": partial(training, kind, fast, rate) for kind, fast in kinds})
-    weights = [(count, dtype) for dtype in dict.fromkeys((torch.float32, DTYPE)) for count in (1, 8)]
-    section("Sampling", 40, {f"{count} in {dtype}": partial(sampling, count, dtype) for count, dtype in weights})
-    section("Difference from float64 on the CPU", 60, {scheme: partial(parity, scheme) for scheme in POSITIONS})
+    section("Training", 200, {f"{kind}, compiled {fast}": partial(training, kind, fast, rate) for kind, fast in kinds})
+    sides = [(torch.float32, False), (DTYPE, False), (DTYPE, True)]
+    cells = {f"{n} in {each[0]}, compiled {each[1]}": partial(sampling, n, *each) for each in sides for n in (1, 8)}
+    section("Sampling", 100, cells)
+    section("Difference from float64 on the CPU", 50, {scheme: partial(parity, scheme) for scheme in POSITIONS})
     section("bfloat16 beside float32", 2 * PRECISION + 10, {"training": precision})
-    section("Cost beside rope", 100, {scheme: partial(cost, scheme) for scheme in POSITIONS})
+    section("Cost beside rope", 90, {scheme: partial(cost, scheme) for scheme in POSITIONS})
 
 
 if __name__ == "__main__":

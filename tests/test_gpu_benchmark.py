@@ -37,8 +37,8 @@ def numbers(cells: list[str]) -> list[float]:
 
 def test_every_section_has_its_rows_of_finite_numbers(tables):
     training, sampling, parity, precision, cost = tables.values()
-    assert {*training} == {"adamw", "muon"} and all({"yes", "no"} < {*cells} for cells in training.values())
-    assert {*sampling} == {"1", "8"} and {*precision} == {"float32", "bfloat16"}
+    assert {*training} == {"adamw", "muon"} and {*sampling} == {"1", "8"} and {*precision} == {"float32", "bfloat16"}
+    assert all({"yes", "no"} < {*cells} for cells in (*training.values(), *sampling.values()))
     assert [*parity] == [*cost] == [*POSITIONS]
     for rows in (parity, precision, cost):
         assert all(math.isfinite(number) and number >= 0 for cells in rows.values() for number in numbers(cells))
