@@ -95,6 +95,8 @@ def parse_arguments() -> Namespace:
     add("--rope-scaling", type=rope_scaling, metavar="METHOD:FACTOR", help=scaling_help)
     dtype_help = "of the weights while decoding; bfloat16 reads half the memory; default float32"
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help=dtype_help)
+    compile_help = "on a CUDA GPU: decode in compiled steps, CUDA graphs; the first wait for the compiler"
+    add("--compile", dest="compiled", action="store_true", help=compile_help)
     add("--stats", action="store_true", help="print tokens/s to stderr")
     return parser.parse_args()
 

@@ -78,3 +78,28 @@ class Cache:
         }
         if self.positions is not None and self.positions.dim() == 2:
             self.positions = self.positions.repeat_interleave(times, dim=0)
+
+
+class FixedCache(Cache):
+    """Of one pass over one more token, all in tensors of fixed shape: with a CUDA graph it can be repeated.
+
+    layers: those of a Cache with room for `room` tokens, to which the pass writes. place: (1,), how many were seen. What is
+    not filled yet looks to a scheme like padding on the left, at negative positions, so that the new token is the last.
+    """
+
+    def __init__(self, layers: dict[int, tuple[Tensor, ...]], room: int, place: Tensor):
+        super().__init__()
+        self.length, self.layers, self.place = room - 1, dict(layers), place
+        self.to_keys = torch.arange(1 - room, 1, device=place.device)
+
+    def update(self, layer: int, *new: Tensor) -> tuple[Tensor, ...]:
+        order = (self.place + self.to_keys) % len(self.to_keys)
+        for stored, token in zip(self.layers[layer], new, strict=True):
+            stored.index_copy_(-2, self.place, token)
+        return tuple(stored.index_select(-2, order) for stored in self.layers[layer])
+
+    def sums(self, layer: int, new: int) -> tuple[Tensor, Tensor]:
+        return self.layers[layer]
+
+    def key_positions(self, positions: Tensor) -> Tensor:
+        return positions + self.to_keys

@@ -12,6 +12,7 @@ from model.attention import rotate, waves
 from model.cache import Cache
 from model.linear import Embedding, Linear
 from model.position.base import Position, phase_device
+from model.steps import CompiledSteps
 from model.transformer import Transformer
 
 MAX_SCORES = 2**24  # attention scores per head in one part of a prompt; bounds memory for prompts of any length
@@ -29,14 +30,21 @@ class Context:
     this scheme or attention.
     dtype: of the weights while decoding; None: unchanged. On a CPU prompts are read with the model's own dtype: there
     products of many rows are slow in bfloat16, while those of one row only wait for memory.
+    compiled: whether tokens are added by `CompiledSteps`.
     """
 
     def __init__(
-        self, model: Transformer, dtype: torch.dtype | None = None, window: int = 0, overflow: str = "continue"
+        self,
+        model: Transformer,
+        dtype: torch.dtype | None = None,
+        window: int = 0,
+        overflow: str = "continue",
+        compiled: bool = False,
     ):
         self.decoding = decoding_model(model, dtype)
         self.model = model if model.output_weight.device.type == "cpu" else self.decoding
         self.window, self.overflow = window, overflow
+        self.steps = CompiledSteps() if compiled else None
         self.cache, self.rolled = Cache(), False
         self.known = 0  # tokens of the last prompt that were not read again
         self.ids: Tensor | None = None  # (rows, T), what the cache holds, or held before it rolled
@@ -80,7 +88,11 @@ class Context:
         if self.overflow == "window" and self.ids.shape[1] > self.window:
             self.ids, self.cache = self.ids[:, -self.window :], Cache()
             return self._after(self.model, self.ids)
-        return self._after(self.decoding, ids[:, None])
+        if self.steps is None or self.cache.length == self.model.position.max_length:
+            return self._after(self.decoding, ids[:, None])
+        if self.overflow == "roll" and self.cache.length == self.window:
+            self._roll()
+        return self.steps(self.decoding, ids[:, None], self.cache, self.pads)
 
     def _known(self, ids):
         """How many of a prompt's first tokens the cache holds as reading them would; it forgets the others."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from base import InputError
 from model.attention import ATTENTIONS, AttentionInputs, in_documents, recomputed
-from model.cache import Cache
+from model.cache import Cache, FixedCache
 from model.config import ModelConfig
 from model.device import without_autocast
 from model.inputs import attention_inputs, inputs_of_next
@@ -131,7 +131,8 @@ class Transformer(nn.Module):
         elif positions is None:
             positions = torch.arange(start, end, device=input_ids.device)
         if (known := scheme.max_length) is not None:
-            last = end - 1 if positions.dim() == 1 else int(positions.max())
+            is_within = positions.dim() == 1 or isinstance(cache, FixedCache)
+            last = end - 1 if is_within else int(positions.max())
             if last >= known:
                 name = self.config.position.scheme
                 raise IndexError(f"position {last} lies past the {known} positions that {name} has")

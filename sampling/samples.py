@@ -80,6 +80,7 @@ class Sampler:
 
     stop: texts that end a sample, and are cut off. as_json: a line of JSON each, instead of the text.
     overflow: "error", or what a Context does past the window. others: as `generate` takes them.
+    InputError: compiled, but not on a CUDA GPU, where alone a step of fixed shape is faster.
     """
 
     def __init__(
@@ -92,13 +93,16 @@ class Sampler:
         as_json: bool,
         overflow: str,
         dtype: str,
+        compiled: bool,
         **others,
     ):
         self.source, self.stop, self.as_json, self.overflow = source, stop, as_json, overflow
         self.max_new_tokens, self.num_samples, self.others = max_new_tokens, num_samples, others
         self.device = pick_device()
+        if compiled and self.device.type != "cuda":
+            raise InputError(f"--compile: expected a CUDA GPU, got {self.device.type}")
         past = "continue" if overflow == "error" else overflow
-        self.context = Context(source.model.to(self.device), getattr(torch, dtype), source.window, past)
+        self.context = Context(source.model.to(self.device), getattr(torch, dtype), source.window, past, compiled)
         # A special token has no text that could be found: its name stands for it.
         named = {source.tokenizer.token_to_id(text) for text in special_tokens(source.tokenizer) & {*stop}}
         self.stop_ids = {*source.stop, *named & {*source.drawn}}

@@ -113,6 +113,11 @@ def test_dtype_is_that_of_the_weights_while_decoding(output, refusal, monkeypatc
     assert "--dtype" in message and "int4" in message and "bfloat16" in message
 
 
+def test_compiled_steps_are_offered_on_a_gpu_alone(refusal, run):
+    message = refusal(run, "--compile")
+    assert message == "error: --compile: expected a CUDA GPU, got cpu\n"
+
+
 def test_a_run_folder_means_its_newest_checkpoint(output, checkpoint):
     arguments = ["--prompt", "it was", "--max-new-tokens", 9]
     assert output(*arguments) == output(*arguments, folder=checkpoint)

@@ -91,6 +91,8 @@ class TransformerXL(InLayers):
         """Distances that `by_distance` needs; of consecutive positions as many as let it go without a copy."""
         if q_positions.dim() == 1:
             return k_positions.shape[-1] + 1
+        if torch.compiler.is_compiling():  # which knows no values
+            return k_positions.shape[-1]  # within a text or document none is larger
         return int((q_positions.amax(dim=-1) - k_positions.amin(dim=-1)).max()) + 1
 
     def shared(self, layer, q, k, q_positions, k_positions):
@@ -211,7 +213,7 @@ class CoPE(InLayers):
     def content_bias(self, layer, x, q, k, q_positions, k_positions):
         last, queries, keys, k = self.options.npos - 1, q.shape[-2], k.shape[-2], grouped(k, q)
         values = q @ self.e[layer].mT / q.shape[-1] ** 0.5  # (B, heads, Tq, npos)
-        near = min(keys, queries + 3 * last)
+        near = keys if torch.compiler.is_compiling() else min(keys, queries + 3 * last)
         while True:
             gates = (q @ k[..., keys - near :, :].mT / q.shape[-1] ** 0.5).sigmoid()
             gates = gates.tril(near - queries)  # by order: in another document a later token may stand before
