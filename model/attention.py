@@ -36,11 +36,12 @@ def rotate(x: Tensor, turns: Tensor | tuple[Tensor, Tensor], layout: str = "half
     sums over channels, so an order that queries and keys share does not matter to them, and putting halves back
     would cost as much again as the rotation.
     """
-    cos, sin = (turns.real, turns.imag) if (is_complex := isinstance(turns, Tensor)) else turns
+    cos = turns.real if (is_complex := isinstance(turns, Tensor)) else turns[0]
     width = 2 * cos.shape[-1]
     turning, *still = x.split((width, x.shape[-1] - width), dim=-1) if width < x.shape[-1] else (x,)
     turning = turning.to(torch.promote_types(x.dtype, cos.dtype))
     if not is_complex:
+        sin = turns[1]
         x1, x2 = turning.chunk(2, dim=-1) if layout == "half" else turning.unflatten(-1, (-1, 2)).unbind(-1)
         turned = torch.stack((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1)
     else:

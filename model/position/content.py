@@ -83,8 +83,9 @@ class TransformerXL(InLayers):
                 self.r = torch.cat((phi.sin(), phi.cos()), dim=-1).to(like.dtype).to(like.device)
         return self.r[-count:]
 
-    def w(self, layer):
-        return self.projections[layer].weight.unflatten(0, self.u.shape)  # (heads, d, hidden_size)
+    def w(self, layer: int) -> Tensor:
+        """W_R of a layer, (heads, d, hidden_size)."""
+        return self.projections[layer].weight.unflatten(0, self.u.shape)
 
     @staticmethod
     def count(q_positions, k_positions):
