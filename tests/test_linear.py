@@ -10,9 +10,16 @@ def random(*shape, seed=0, dtype=torch.float64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
+@pytest.fixture(params=[False, True], ids=["", "slow_rows"])
+def slow_rows(request, monkeypatch):
+    """Whatever processor the tests run on."""
+    monkeypatch.setattr("model.linear.SLOW_ROWS", request.param)
+    return request.param
+
+
 @pytest.mark.parametrize("out", [1, 7, 32, 48, 66])
 @pytest.mark.parametrize("shape", [(1, 1), (FEW, 1), (FEW + 1, 1), (2, 3), (5, 13), (4,)], ids=str)
-def test_any_number_of_rows_gives_the_sums_written_out(shape, out):
+def test_any_number_of_rows_gives_the_sums_written_out(shape, out, slow_rows):
     """Parts put together in the wrong order, rows that become columns, sizes that no number of parts divides."""
     x, weight, bias = random(*shape, 10), random(out, 10, seed=1), random(out, seed=2)
     expected = (x.unsqueeze(-2) * weight).sum(-1)
@@ -20,21 +27,47 @@ def test_any_number_of_rows_gives_the_sums_written_out(shape, out):
     torch.testing.assert_close(linear(x, weight, bias), expected + bias, rtol=0, atol=1e-13)
 
 
-def test_few_rows_have_the_gradients_of_many():
+def test_few_rows_have_the_gradients_of_many(slow_rows):
     inputs = [random(*shape, seed=seed).requires_grad_() for seed, shape in enumerate([(3, 1, 10), (32, 10), (32,)])]
     got, expected = (torch.autograd.grad(f(*inputs).square().sum(), inputs) for f in (linear, F.linear))
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
-def test_half_precision_is_left_to_the_library(monkeypatch):
-    """Parts of the weight take four times as long there; the bits would not show it."""
-    x, weight = random(1, 1, 10, dtype=torch.bfloat16), random(32, 10, seed=1, dtype=torch.bfloat16)
-    monkeypatch.setattr(torch, "bmm", None)
-    assert torch.equal(linear(x, weight), F.linear(x, weight))
+@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (3, 1), (4,)], ids=str)
+def test_half_precision_gives_the_sums_written_out_to_its_rounding(shape, slow_rows):
+    """Of numbers that bfloat16 holds, with sums below 256 that it holds too."""
+    x, weight, bias = ((random(*size, seed=seed) * 2).round() for seed, size in enumerate([(*shape, 10), (32, 10), (32,)]))
+    got = linear(*(each.bfloat16() for each in (x, weight, bias)))
+    assert got.dtype == torch.bfloat16
+    assert torch.equal(got.double(), (x.unsqueeze(-2) * weight).sum(-1) + bias)
+    assert torch.equal(linear(x.float(), weight.bfloat16()), (x.unsqueeze(-2) * weight).sum(-1).float())
+
+
+@pytest.mark.parametrize(
+    "slow, dtype, rows, called",
+    [
+        (True, torch.float32, FEW, "bmm"),
+        (True, torch.bfloat16, 1, None),
+        (False, torch.float32, 1, None),
+        (False, torch.bfloat16, 1, "mv"),
+        (False, torch.bfloat16, 2, None),
+    ],
+)
+def test_each_processor_has_the_form_that_is_fast_there(slow, dtype, rows, called, monkeypatch):
+    """The other takes two to four times as long; the result would not show it."""
+    monkeypatch.setattr("model.linear.SLOW_ROWS", slow)
+    for name in ("bmm", "mv"):
+        monkeypatch.setattr(torch, name, None)
+    x, weight = random(rows, 10, dtype=dtype), random(32, 10, seed=1, dtype=dtype)
+    if called is None:
+        assert torch.equal(linear(x, weight), F.linear(x, weight))
+    else:
+        with pytest.raises(TypeError, match="not callable"):
+            linear(x, weight)
 
 
 @pytest.mark.parametrize("rows", [1, FEW + 1])
-def test_autocast_gives_few_rows_the_dtype_of_many(rows):
+def test_autocast_gives_few_rows_the_dtype_of_many(rows, slow_rows):
     x, weight, bias = random(rows, 10).float(), random(32, 10, seed=1).float(), random(32, seed=2).float()
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(x, weight, bias).dtype == torch.bfloat16
@@ -50,7 +83,7 @@ def projections(*sizes, bias=False, width=5):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 3, FEW + 1])
-def test_joined_projections_are_the_single_ones_with_their_gradients(rows, bias):
+def test_joined_projections_are_the_single_ones_with_their_gradients(rows, bias, slow_rows):
     """As they are, with the weights laid side by side, and with gradients afterwards."""
     parts, x = projections(4, 2, 6, bias=bias), draw(1, rows, 5, seed=9).requires_grad_()
     inputs = [x, *(parameter for part in parts for parameter in part.parameters())]
