@@ -72,7 +72,10 @@ class _Side:
         self.train, context = config.train, config.model.max_position_embeddings
         shape, generator = (self.train.batch_size, context + 1), torch.Generator().manual_seed(0)
         self.ids = torch.randint(config.model.vocab_size, shape, generator=generator).to(device)
-        self.model = Transformer(config.model, config.seed).to(device)
+        # Made-up documents, too, are on average as long as the vocabulary is large.
+        documents = {"document_start_token_id": 0} if self.train.document_mask else {}
+        self.model = Transformer(config.model.model_copy(update=documents), config.seed).to(device)
+        self.model.recompute = self.train.recompute
         self.optimizer = build_optimizer(self.model, self.train)
         dropped = self.train.position_until is not None
         self.decoder = Transformer(config.trained_model, config.seed).to(device) if dropped else self.model

@@ -102,6 +102,16 @@ def test_every_scheme_trains_and_decodes_and_no_weight_moves(scheme, monkeypatch
         assert torch.equal(weight, made[0].state_dict()[name]), name
 
 
+def test_a_step_masks_documents_and_recomputes_where_the_run_does(monkeypatch):
+    made = []
+    monkeypatch.setattr(cost, "ROUNDS", 2)
+    monkeypatch.setattr(cost, "optimizer_step", lambda model, *rest: made.append(model))
+    measure_costs({"rope": config("rope"), "own": config("rope", document_mask=True, recompute=True)}, "rope")
+    (plain, own), masked = made[:2], made[1].config.document_start_token_id
+    assert (plain.recompute, plain.config.document_start_token_id) == (False, None)
+    assert own.recompute and masked in range(own.config.vocab_size)
+
+
 def test_large_models_are_not_all_there_at_once(monkeypatch):
     alive, most, build = weakref.WeakSet(), [], cost.build_optimizer
 
