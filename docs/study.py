@@ -2,7 +2,7 @@
 
 With RUNS, the folder that compare.py wrote its reports into, their results.json are taken over first, without what no
 table needs: the gradient norms, and of the attention all but the first seed's. A block of study.md lies between
-<!-- NAME PART --> and <!-- end -->; tests/test_study.py holds them to the results.
+<!-- NAME PARTS --> and <!-- end -->; tests/test_study.py holds them to the results.
 """
 
 import json
@@ -22,7 +22,7 @@ from comparison.losses import effective_context
 from comparison.results import Results
 from comparison.verdicts import findings
 
-BLOCK = re.compile(r"(<!-- (\w+) (\w+) -->\n).*?(<!-- end -->)", re.S)
+BLOCK = re.compile(r"(<!-- (\w+) ([\w ]+) -->\n).*?(<!-- end -->)", re.S)
 
 
 def load(part: str) -> Results:
@@ -69,6 +69,18 @@ def rates(results: Results) -> str:
     return markdown(["variant", *(f"{rate:g}" for rate in tried)], rows)
 
 
+def gaps(*parts: Results) -> str:
+    """A row a variant that is in several parts, a column a part: the difference to the baseline, bold where decided."""
+    found = [{name: one for name, one in findings(part).items() if one.is_compared} for part in parts]
+    rows = []
+    for variant in dict.fromkeys(name for some in found for name in some):
+        ones = [some.get(variant) for some in found]
+        if len(ones) - ones.count(None) > 1:
+            marks = ["**" if one and one.kind in ("better", "worse", "equal") else "" for one in ones]
+            rows.append([variant, *(f"{mark}{one.numbers}{mark}" if one else "" for one, mark in zip(ones, marks))])
+    return markdown(["variant", *(part.name for part in parts)], rows)
+
+
 def picture(results: Results) -> str:
     return f"![Difference to {results.baseline} of each variant](study/{results.name}.svg)"
 
@@ -84,12 +96,18 @@ def pictures(text: str) -> dict[Path, str]:
     return {DOCS / "study" / f"{part}.svg": svg(forest(load(part))) for part in parts}
 
 
-BLOCKS: dict[str, Callable[[Results], str]] = {"loss": loss, "length": length, "rates": rates, "forest": picture}
+BLOCKS: dict[str, Callable[..., str]] = {
+    "loss": loss,
+    "length": length,
+    "rates": rates,
+    "gaps": gaps,
+    "forest": picture,
+}
 
 
 def written(text: str) -> str:
     """The text of study.md with its blocks made anew."""
-    return BLOCK.sub(lambda block: block[1] + BLOCKS[block[2]](load(block[3])) + "\n" + block[4], text)
+    return BLOCK.sub(lambda block: block[1] + BLOCKS[block[2]](*map(load, block[3].split())) + "\n" + block[4], text)
 
 
 def take_over(runs: Path) -> None:
