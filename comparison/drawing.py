@@ -212,7 +212,10 @@ def _label_ends(plot: Plot, figure: Figure, axes) -> None:
 
 def _apart(wanted: list[float], room: float) -> list[float]:
     """Ascending places, at least room apart, between 0 and 1, as near to those wanted as can be (least squares)."""
-    from scipy.optimize import isotonic_regression
-
     below = room * np.arange(len(wanted))  # what the places below take
-    return list((isotonic_regression(wanted - below).x).clip(0, 1 - below[-1]) + below)
+    free = wanted - below
+    if (np.diff(free) < 0).any():
+        from scipy.optimize import isotonic_regression  # takes a quarter of a second, which few pages need
+
+        free = isotonic_regression(free).x
+    return list(free.clip(0, 1 - below[-1]) + below)

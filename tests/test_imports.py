@@ -155,3 +155,18 @@ print("torch._dynamo" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_a_new_text_is_tokenized_without_pandas():
+    """Which pyarrow imports, half a second, for what looks like an array of it."""
+    code = """
+import sys
+from data.config import TokenizerConfig
+from data.encoding import token_chunks
+from data.tokenizer import train_tokenizer
+config, texts = TokenizerConfig(kind="bpe", vocab_size=300), ["the cat, the cats", "the cat"]
+assert sum(len(chunk.ids) for chunk in token_chunks(train_tokenizer(config, texts), config, texts)) > 4
+print("pandas" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert (done.stdout, done.stderr) == ("False\n", "")
