@@ -27,6 +27,9 @@ class ArgumentParser(argparse.ArgumentParser):
 @contextmanager
 def input_errors_end_the_program():
     """Turns an InputError into one line on stderr and exit status 2; any other error is a defect."""
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:  # the program was started with it closed
+            setattr(sys, name, open(os.devnull, mode, errors="backslashreplace"))
     try:
         yield
     except InputError as error:

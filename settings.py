@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 Size = Annotated[int, Field(gt=0, lt=2**31)]  # of a tensor: two of them multiplied are still a number to torch
+Single = Annotated[float, Field(gt=-1e38, lt=1e38)]  # a number that float32 has
 
 
 class FrozenConfig(BaseModel):

@@ -162,6 +162,9 @@ def _draw(plot: Plot) -> str:
         else:
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        left, bottom, width, height = axes.get_position().bounds
+        outside = max(0, -axes.yaxis.get_tightbbox().x0 / figure.bbox.width)  # of the label, beside long ticks
+        axes.set_position((left + outside, bottom, width - outside, height))
         axes.grid(alpha=0.2, color=INK, linewidth=0.5)
         _label_ends(plot, figure, axes)
         out = StringIO()

@@ -17,12 +17,11 @@ from base import InputError, writing
 from comparison.cost import measure_costs
 from comparison.design import CompareConfig
 from comparison.grouping import differing, in_bits_per_byte, same_tokens
-from comparison.measure import Corpora, measure, read_run
+from comparison.measure import REMEDY, Corpora, measure, read_kept, read_run
 from comparison.results import Cost, MeasuredRun, RateSpread, Results
 from comparison.summary import best_rate, summarize, sweep
 from configs import Config
 from data.synthetic import TRAINED_LENGTHS, task_of
-from model.checkpoint import read_json
 from settings import one_line
 from training.run import RunFolder, replace_text
 from training.versions import versions
@@ -112,7 +111,7 @@ def _costs(configs: dict[str, Config], baseline: str, file: Path) -> dict[str, C
     """What the variants cost beside the baseline: measured once on a machine, so that a second report is the same."""
     settings = {v: config.model_dump(mode="json", include={"model", "train"}) for v, config in configs.items()}
     key = hashlib.sha256(json.dumps([settings, baseline, versions(), hardware()]).encode()).hexdigest()
-    kept = read_json(file) if file.is_file() else {}
+    kept = read_kept(file)
     if kept.get("key") != key:
         kept = {
             "key": key,
@@ -124,7 +123,7 @@ def _costs(configs: dict[str, Config], baseline: str, file: Path) -> dict[str, C
     try:
         return TypeAdapter(dict[str, Cost]).validate_python(kept.get("costs"))
     except ValidationError as error:
-        raise InputError(f"{file}: damaged; without it all is measured again ({one_line(error)})") from None
+        raise InputError(f"{file}: {one_line(error)}; {REMEDY}") from None
 
 
 def _apart(runs: dict[str, list[MeasuredRun]], baseline: str) -> dict[str, str]:

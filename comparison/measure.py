@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -29,6 +30,7 @@ from training.run import RunFolder, flat, is_runtime, replace_text
 from training.starting import first_model
 
 VERSION = 2  # raise it when the same model gives other numbers
+REMEDY = "remove the file, and all is measured again"
 
 
 def read_run(run: RunFolder) -> Run | LoggedRun:
@@ -77,11 +79,12 @@ def measure(
     with (checkpoint / WEIGHTS).open("rb") as weights:
         digest = hashlib.file_digest(weights, "sha256").hexdigest()
     depends_on = [VERSION, context, digest, read_json(checkpoint / "config.json"), run.corpus()]
-    kept = read_json(file) if file.is_file() else {}
+    kept = read_kept(file)
 
     def remembered(name: str, options: dict, compute: Callable[[Transformer, Corpus], dict]) -> dict:
         key = hashlib.sha256(json.dumps([*depends_on, options]).encode()).hexdigest()
-        if not isinstance(kept.get(name), dict) or kept[name].get("key") != key:
+        entry = kept.get(name)
+        if not isinstance(entry, dict) or entry.get("key") != key or not isinstance(entry.get("numbers"), dict):
             print(f"measuring {run.path}: {name}", file=sys.stderr)
             model = load_checkpoint(checkpoint).to(pick_device("auto"))
             numbers = compute(with_position(model, options) if options else model, corpus_of(run))
@@ -98,7 +101,15 @@ def measure(
     try:
         return TypeAdapter(MeasuredRun).validate_python({**vars(logged), **numbers, "evaluated_with": others})
     except ValidationError as error:
-        raise InputError(f"{file}: damaged; without it all is measured again ({one_line(error)})") from None
+        raise InputError(f"{file}: {one_line(error)}; {REMEDY}") from None
+
+
+def read_kept(file: Path) -> dict:
+    """What was measured before, {} where there is no such file. InputError where it is cut short or no mapping."""
+    try:
+        return read_json(file) if file.is_file() else {}
+    except InputError as error:
+        raise InputError(f"{error}; {REMEDY}") from None
 
 
 def _evaluate(model: Transformer, corpus: Corpus, context: int, packed: bool) -> dict:

@@ -49,7 +49,8 @@ def _of_losses(results: Results) -> str:
         found = compared.pop(best)
         surely = {"better": NOISE, "equal": "which counts as equal", "undecided": "which decides nothing yet"}
         how = surely.get(found.kind, f"with fewer than {MIN_SEEDS} seeds no evidence")
-        parts = [f"`{best}` {lowest}, {-found.value:.3f} {unit} below {baseline}, {how}"]
+        by = f"{-found.value:.3f}" if round(found.value, 3) else "less than 0.001"
+        parts = [f"`{best}` {lowest}, {by} {unit} below {baseline}, {how}"]
     kinds = {"better": f"better {NOISE}", "equal": f"equal to {baseline} within {results.margin:g}"}
     kinds |= {"worse": f"worse {NOISE}", "undecided": "undecided", "too few seeds": "too few seeds to tell"}
     parts += by_kind({variant: one.kind for variant, one in compared.items()}, kinds)

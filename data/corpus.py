@@ -25,6 +25,7 @@ from data.shards import MANIFEST, write_streams
 from data.sources import open_source
 from data.tokenizer import FolderTokenizer, load_tokenizer, tokenizer_files, train_tokenizer
 
+UNDIVIDED = "only a single document is itself divided: join the files into one, or name them train.* and validation.*"
 HALVES = ("tuning", "reporting")  # of the validation text
 _VERSION = 2  # raise it when the same text and settings produce different files
 
@@ -94,7 +95,13 @@ def load_corpus(config: DataConfig) -> Corpus:
         raise InputError(
             f"data.val_part {config.val_part!r}: the validation text has no document in that half; more documents, or a single one, have both"
         )
-    for (each, streams), found in zip(opened, contents):
+    for (each, streams), found, part in zip(opened, contents, corpus.parts):
+        train, val, fraction = len(part.train), len(part.val), config.val_fraction
+        if "validation" not in streams and val > (train + val) * max(0.5, 2 * fraction):
+            _tell_once(
+                f"warning: data.source {each.source!r}: {train:,} tokens for training and {val:,} for validation, with "
+                f"data.val_fraction {fraction}: a hash picks whole documents; {UNDIVIDED}"
+            )
         without = [f"{found.empty:,} row{'s' * (found.empty > 1)} without text"][: found.empty]
         left_out = ", ".join([*streams.left_out, *without])
         if told := [*filter(None, [streams.kept, left_out and f"left out: {left_out}"])]:
@@ -223,8 +230,7 @@ def _write_entry(folder, config, content, splits, given):
         if not all(counts):
             raise InputError(
                 f"data.source {each.source!r}: expected documents for training and for validation, got "
-                f"{counts[0]} and {counts[1]} at data.val_fraction {config.val_fraction}; only a single "
-                "document is itself divided: join the files into one, or name them train.* and validation.*"
+                f"{counts[0]} and {counts[1]} at data.val_fraction {config.val_fraction}; {UNDIVIDED}"
             )
     bytes_, tokens = (
         " + ".join(f"{sum(size[key] for size in manifest[split]['sources']):,}" for split in ("train", "val"))

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from model.position import POSITIONS, Position, Rope, build_position, position_options
-from settings import FrozenConfig, Size
+from settings import FrozenConfig, Single, Size
 
 
 class ModelConfig(FrozenConfig):
@@ -27,7 +27,7 @@ class ModelConfig(FrozenConfig):
     """width of one head; null: hidden_size / num_attention_heads"""
     max_position_embeddings: Size = 256
     """tokens of context that the model is trained on"""
-    rms_norm_eps: PositiveFloat = 1e-5
+    rms_norm_eps: Annotated[Single, Field(gt=0)] = 1e-5
     """added to the mean square inside RMSNorm"""
     initializer_range: PositiveFloat = 0.02
     """standard deviation of the initial weights"""

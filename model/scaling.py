@@ -10,13 +10,13 @@ import torch
 from pydantic import Field, PositiveFloat, model_validator
 from torch import Tensor
 
-from settings import FrozenConfig, Size
+from settings import FrozenConfig, Single, Size
 
 
 class Scaling(FrozenConfig):
     """Stretches rotary frequencies, so that a model reaches past the length it was trained on."""
 
-    factor: Annotated[float, Field(ge=1)]
+    factor: Annotated[Single, Field(ge=1)]
     """s: how many times longer"""
     original_max_position_embeddings: Size | None = None
     """L: the length trained without scaling; null: max_position_embeddings"""

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, PositiveFloat
 from torch import Tensor
 
-from settings import FrozenConfig, Size
+from settings import FrozenConfig, Single, Size
 
 
 class Temperature(FrozenConfig):
@@ -42,7 +42,7 @@ class SSMaxTemperature(Temperature):
 
     kind: Literal["ssmax"]
     """name of the temperature"""
-    start: PositiveFloat | None = None
+    start: Annotated[Single, Field(gt=0)] | None = None
     """σ at the start; null: 1 / mean log n over the trained context, so that the mean factor is 1; the paper: 0.43"""
 
     def initial(self, config):

@@ -196,6 +196,21 @@ def test_a_run_with_a_file_cut_short_is_not_resumed(run, tmp_path, capsys, name)
     assert contents(copy) == before
 
 
+@pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
+def test_a_program_started_with_a_closed_stream_does_its_work(run, tmp_path, capsys, monkeypatch, stream):
+    path, out = config_file(tmp_path), tmp_path / "out"
+    for program, arguments, status in [
+        (train, [path, "train.steps=2"], 0),
+        (generate, [run, "--prompt=-" if stream == "stdin" else "--prompt=the", "--max-new-tokens=1", "--stats"], 0),
+        (compare, ["--runs", run, "--out", out], 0),
+        (train, [path], 2),
+    ]:
+        monkeypatch.setattr(sys, stream, None)  # as Python has it then
+        assert call(program, *arguments) == status
+    assert (tmp_path / "runs" / "tiny" / "report.html").is_file() and (out / "report.html").is_file()
+    assert "error" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("program", ["prepare.py", "train.py", "generate.py", "compare.py"])
 def test_a_program_of_its_own_ends_with_status_2(program, tmp_path):
     done = subprocess.run(

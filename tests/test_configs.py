@@ -163,6 +163,18 @@ def test_numbers_that_are_none_are_refused_by_name(load, key, value):
             load(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("key", "override"),
+    [("rms_norm_eps", "model.rms_norm_eps=1e39"), ("start", "model.position={scheme: fox, start: 1e39}"),
+     ("start", "model.position={temperature: {kind: ssmax, start: 1e39}}"),
+     ("factor", "model.position={scaling: {rope_type: ntk, factor: 1e39}}")],
+)  # fmt: skip
+def test_a_number_that_float32_lacks_is_refused_by_name(load, key, override):
+    """Before PyTorch refuses it."""
+    with pytest.raises(InputError, match=f"some.yaml: model.*{key}: '1e39': should be less than 10{{38}}$"):
+        load("{}", override)
+
+
 @pytest.mark.parametrize("key", ["train", "data", "model", "wandb", "data.tokenizer"])
 def test_a_list_where_a_mapping_belongs_is_refused_by_name(load, key):
     text = f"{key}: [1]" if "." not in key else "data: {tokenizer: [1]}"

@@ -125,6 +125,26 @@ def test_the_halves_of_a_single_validation_text_are_cut_in_the_middle(load_file)
         load_file("0123456789", val_fraction=0.1, val_part="tuning")
 
 
+@pytest.mark.parametrize(
+    ("names", "asked", "is_told"),
+    [("a b c d e", 0.1, True), ("a b c d e", 0.49, False), ("train.1 train.2 val", 0.1, False)],
+)
+def test_a_validation_text_larger_than_asked_for_by_far_is_told(load, tmp_path, capsys, names, asked, is_told):
+    """Again by a start that finds it prepared."""
+    kept = (text for n in range(99) if fraction(text := f"text {n}") >= asked)
+    picked = next(text for n in range(99) if fraction(text := 50 * f"{n} ") < asked)
+    (source := tmp_path / "set").mkdir()
+    for name in names.split():
+        (source / f"{name}.txt").write_text(picked if name in ("e", "val") else next(kept))
+    for _ in range(2):
+        corpus = load(source, val_fraction=asked)
+        sizes = f"{len(corpus.train)} tokens for training and {len(corpus.val)} for validation"
+        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+        assert documents(corpus, "val") == [picked] and len(corpus.val) > len(corpus.train)
+        assert len(lines) == is_told and all(sizes in line and f"data.val_fraction {asked}" in line for line in lines)
+        module._tell_once.cache_clear()
+
+
 def test_few_documents_that_leave_a_split_empty_say_what_to_do(load, tmp_path):
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text(f"text {name}")

@@ -235,6 +235,15 @@ def test_labels_at_the_ends_of_lines_do_not_overlap():
     assert where["early"][0] < where["line 0"][0] - 100, "at its own last point"
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-4, 1e4])
+def test_a_label_beside_long_ticks_stays_in_the_picture(size):
+    line = Series("line", [(0, -1.25 * size), (1, 1.25 * size)])
+    drawn = ElementTree.fromstring(svg_file(Plot("p", "title", "x (a)", "y (b)", "words", [line])))
+    label = next(text for text in drawn.iter(f"{SVG}text") if text.text == "y (b)")
+    baseline = float(re.findall(r"-?[\d.]+", label.get("x") or label.get("transform"))[0])
+    assert baseline > 8, "points of letters"
+
+
 def test_a_bar_stands_only_at_the_end_of_its_line():
     """Where the seeds agree at the end there is none, also if they don't before."""
     points = [(0, 1.0), (1, 1.5), (2, None)]

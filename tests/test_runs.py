@@ -102,6 +102,7 @@ def test_other_tokenizers_compare_in_bits_per_byte_and_nothing_else(trained, tmp
         (lambda folder: (folder / "config.yaml").unlink(), "is not a run folder"),
         (lambda folder: (folder / "metrics.jsonl").unlink(), "metrics.jsonl: missing"),
         (lambda folder: (folder / "corpus.json").unlink(), "corpus.json: missing"),
+        (lambda folder: (folder / "corpus.json").write_text('{"source": "a"}'), "corpus.json: hash: .*str, got None"),
     ],
 )
 def test_what_is_no_finished_run_is_named(trained, tmp_path, prepare, expected):
@@ -151,6 +152,36 @@ def test_numbers_are_computed_once_and_again_for_other_weights(trained, tmp_path
     shutil.rmtree(folder / "checkpoints")
     shutil.copytree(trained / "rope-seed1" / "checkpoints", folder / "checkpoints")
     assert measured(folder, corpora.of).loss_by_context != first.loss_by_context
+
+
+def without(key):
+    """Takes that key out of a JSON file's text, and out of all mappings in it."""
+    return lambda text: json.dumps(json.loads(text, object_pairs_hook=lambda all: {k: v for k, v in all if k != key}))
+
+
+def test_damaged_measurements_are_refused_with_what_helps(trained, tmp_path):
+    place = shutil.copytree(trained / "rope-seed0", tmp_path / "rope-seed0")
+    report(tmp_path, "rope-seed0", out=place)
+    for name, damage, expected in [
+        ("costs.json", lambda text: text[: len(text) // 2], "missing, cut short or not JSON .*"),
+        ("costs.json", lambda text: "[]", "expected a mapping, got list"),
+        ("costs.json", without("costs"), "should be a valid dictionary"),
+        ("costs.json", without("decoding"), "rope.decoding: Field required"),
+        ("measurements.json", lambda text: text[: len(text) // 2], "missing, cut short or not JSON .*"),
+        ("measurements.json", without("attention"), "attention: Field required"),
+    ]:
+        text = (file := place / name).read_text(encoding="utf-8")
+        file.write_text(damage(text), encoding="utf-8")
+        with pytest.raises(InputError, match=f"^{file}: {expected}; remove the file, and all is measured again$"):
+            report(tmp_path, "rope-seed0", out=place)
+        file.write_text(text, encoding="utf-8")
+
+
+def test_an_entry_without_its_numbers_is_measured_again(trained, tmp_path):
+    place = shutil.copytree(trained / "rope-seed0", tmp_path / "rope-seed0")
+    first, file = measured(place, Corpora().of), place / "measurements.json"
+    file.write_text(without("numbers")(file.read_text(encoding="utf-8")), encoding="utf-8")
+    assert measured(place, Corpora().of) == first
 
 
 def test_losses_are_at_multiples_of_the_context_of_the_comparison(trained, tmp_path):

@@ -322,6 +322,12 @@ def test_an_evaluation_that_is_not_finite_ends_the_run_too(tmp_path, eval_every,
     assert run.divergence() is None and run.is_finished()
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_learning_rate_beyond_float32_ends_the_run_as_one_too_high_does(tmp_path, optimizer):
+    with pytest.raises(InputError, match=r"^step 2: loss nan, .* at train.learning_rate 1e\+300; the last good"):
+        trained(tmp_path, f"train.optimizer={optimizer}", "train.learning_rate=1e300")
+
+
 def test_a_checkpoint_of_ruined_weights_is_not_called_good(tmp_path):
     """The loss that shows it is that of the next step, which comes after the save."""
     every = ["train.checkpoint_every=1", "train.keep_checkpoints=3", "train.max_skipped_steps=1"]

@@ -47,6 +47,14 @@ def test_the_answer_says_what_to_keep_when_nothing_is_better():
     assert sentences(alone)[0] == "`none` ends at 3.0000 nats per token: there is nothing to compare it with."
 
 
+def test_a_lead_that_rounds_to_nothing_is_not_called_one_of_nothing():
+    for lead, by in ((-0.0004, "less than 0.001"), (-0.0006, "0.001")):
+        said = sentences(results(shifted(near=lead), "base"))[0]
+        assert said.startswith(
+            f"`near` has the lowest mean loss, {by} nats per token below `base`, which counts as equal"
+        )
+
+
 def test_what_is_not_compared_is_never_the_answer():
     found = results(shifted(longer=-0.5, near=0.003), "base", apart={"longer": "trained with a context of 64 tokens"})
     said = sentences(found)

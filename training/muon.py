@@ -71,7 +71,8 @@ class Muon(torch.optim.AdamW):
                 average.lerp_(matrix.grad, 1 - group["momentum"])
                 directions.append(matrix.grad.lerp(average, group["momentum"]))  # Nesterov
             directions = self.orthogonalize(torch.stack(directions)).unbind()
-            step = group["lr"] * 0.2 * math.sqrt(max(matrices[0].shape))
+            # a larger alpha is refused, while this one makes the next loss infinite, which ends the run in words
+            step = min(group["lr"] * 0.2 * math.sqrt(max(matrices[0].shape)), torch.finfo(torch.float32).max)
             for matrix, direction in zip(matrices, directions):
                 matrix.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=step)
                 matrix.grad = None

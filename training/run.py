@@ -136,7 +136,12 @@ class RunFolder:
 
     def corpus(self) -> dict:
         """Source, hash and sizes of the corpus that the run started with."""
-        return read_json(self.path / "corpus.json")
+        described = read_json(file := self.path / "corpus.json")
+        sizes = ("train_tokens", "val_tokens", "train_bytes", "val_bytes")
+        for key, kind in {"source": str, "hash": str, **dict.fromkeys(sizes, int)}.items():
+            if not isinstance(value := described.get(key), kind):
+                raise InputError(f"{file}: {key}: expected {kind.__name__}, got {value!r:.60}")
+        return described
 
     def log(self, row: dict) -> None:
         """Appends a row to metrics.jsonl."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from model.linear import Embedding, Linear
 from model.position.base import InLayers, distances, ladder, phase_device, phases
-from settings import Size
+from settings import Single, Size
 
 
 def per_layer(config, make) -> nn.ModuleList:
@@ -176,7 +176,7 @@ class Fox(InLayers):
     """
 
     class Options(InLayers.Options):
-        start: float = 0.0
+        start: Single = 0.0
         """b at the start: 0 as the authors', f ≈ 1/2, sees a few tokens; 5, f ≈ 0.993, some 150"""
 
     def __init__(self, config):
