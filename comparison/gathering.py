@@ -13,7 +13,7 @@ import matplotlib
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from base import InputError, writing
+from base import InputError, read_json, writing
 from comparison.cost import measure_costs
 from comparison.design import CompareConfig
 from comparison.grouping import differing, in_bits_per_byte, same_tokens
@@ -22,7 +22,6 @@ from comparison.results import Cost, MeasuredRun, RateSpread, Results
 from comparison.summary import best_rate, summarize, sweep
 from configs import Config
 from data.synthetic import TRAINED_LENGTHS, task_of
-from model.checkpoint import read_json
 from settings import one_line
 from training.run import RunFolder, replace_text
 from training.versions import versions

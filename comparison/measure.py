@@ -11,7 +11,7 @@ from functools import partial
 
 from pydantic import TypeAdapter, ValidationError
 
-from base import InputError
+from base import InputError, read_json
 from comparison.design import rejection
 from comparison.diagnostics import attention_by_distance, embedding_rms, exact_match
 from comparison.losses import losses_by_length
@@ -19,7 +19,7 @@ from comparison.results import LoggedRun, MeasuredRun, Run, SchemeMetric
 from data.config import DataConfig
 from data.corpus import Corpus, load_corpus
 from data.synthetic import scored_lengths, task_of
-from model.checkpoint import WEIGHTS, load_checkpoint, read_json
+from model.checkpoint import WEIGHTS, load_checkpoint
 from model.config import ModelConfig
 from model.device import pick_device
 from model.position import POSITIONS

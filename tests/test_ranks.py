@@ -19,9 +19,9 @@ import torch
 from torch.distributed import TCPStore
 
 import train as program
-from base import InputError
+from base import InputError, find_checkpoint
 from configs import TrainConfig, load_config
-from model.checkpoint import find_checkpoint, load_checkpoint, load_trainer, save_checkpoint
+from model.checkpoint import load_checkpoint, load_trainer, save_checkpoint
 from model.config import ModelConfig
 from model.position import POSITIONS
 from model.transformer import Transformer

@@ -19,12 +19,12 @@ from tqdm import std
 
 import generate
 import train as program
-from base import InputError
+from base import InputError, find_checkpoint
 from comparison import single
 from configs import load_config
 from data.batches import IGNORED, Batches
 from data.corpus import load_corpus
-from model.checkpoint import find_checkpoint, load_checkpoint
+from model.checkpoint import load_checkpoint
 from model.transformer import Transformer
 from tiny import (
     TEXT,

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import yaml
 
-from base import InputError, writing
+from base import InputError, complete_checkpoints, read_json, writing
 from configs import Config, load_config
 from data.corpus import Corpus
 from data.tokenizer import load_tokenizer, tokenizer_files
-from model.checkpoint import best_checkpoint, complete_checkpoints, read_json, read_rows
+from model.checkpoint import best_checkpoint, read_rows
 from training.starting import fill_in_model
 from training.versions import versions
 
