@@ -45,11 +45,10 @@ from tiny import (
     whole_and_other,
     with_loss,
 )
-from training import loop
+from training import loop, rehearsal
 from training.evaluation import evaluate
 from training.facts import duration, opening, passes
 from training.loop import Trainer, fit_to_corpus, train
-from training.rehearsal import Rehearsal
 from training.run import RunFolder
 from training.schedule import learning_rate
 
@@ -626,8 +625,14 @@ def test_a_rehearsal_writes_no_run_and_counts_by_hand(tmp_path, capsys):
     assert call(program, config_file(tmp_path), "--dry-run", "--overwrite") == 0 and contents(config.folder) == before
 
 
-def test_the_time_of_a_rehearsal_is_that_of_steps_and_evaluations():
-    assert Rehearsal([], {}, step=0.5, evaluation=20, evaluations=3, steps=100, memory=None).seconds == 110
+def test_the_time_of_a_rehearsal_is_that_of_steps_and_evaluations(tmp_path, monkeypatch):
+    """By a clock on which the first step, which warms up, takes 9 s, the others 0.5 s on average, and an evaluation 20 s."""
+    ticks = iter([0, 9, 9, 9.25, 10, 10.5, 11, 11.75, 20, 40])
+    monkeypatch.setattr(rehearsal, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    config = run_config(tmp_path, "train.steps=100", "train.eval_every=40")
+    seconds, lines = rehearsal.rehearse(config, load_corpus(config.data))
+    assert seconds == 110
+    assert lines[-1] == "time: about 2 min, by 4 steps: 0.5 s a step, and 20 s for each of the evaluations (3)"
     assert [duration(seconds) for seconds in (89, 90, 5399, 5400)] == ["89 s", "2 min", "90 min", "1.5 h"]
 
 
