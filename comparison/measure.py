@@ -25,7 +25,7 @@ from model.device import pick_device
 from model.position import POSITIONS
 from model.transformer import Transformer, with_position
 from settings import one_line
-from training.run import RunFolder, flat, is_runtime, replace_text
+from training.run import RunFolder, replace_text, trained_keys
 from training.starting import first_model
 
 VERSION = 2  # raise it when the same model gives other numbers
@@ -144,5 +144,4 @@ class Corpora:
 
 
 def _key(config, text):
-    settings = flat({"data": config.model_dump(mode="json")})
-    return json.dumps([text, {key: value for key, value in settings.items() if not is_runtime(key)}])
+    return json.dumps([text, trained_keys({"data": config.model_dump(mode="json")})])
