@@ -75,7 +75,7 @@ def counted(engine: Alone) -> list[tuple[str, int, int]]:
     """Of each thing its bytes by the formula and in a step of this process, which must be rank 0 to have them all."""
     name, size, cpu = type(engine).__name__.lower(), engine.size, torch.device("cpu")
     settings = TrainConfig(batch_size=4 * size, micro_batch_size=2, dtype="bfloat16")
-    model = engine.place(Transformer(SMALL) if engine.needs_weights else None, cpu)
+    model = engine.place(lambda: Transformer(SMALL), cpu)
     optimizer, gradients, kept = build_optimizer(model, settings, engine), [], {}
     batch = torch.zeros(settings.batch_size, SMALL.max_position_embeddings + 1, dtype=torch.long)
     rows = batch[:, :-1], batch[:, 1:]

@@ -47,10 +47,11 @@ from tiny import (
 )
 from training import loop, rehearsal
 from training.evaluation import evaluate
-from training.facts import duration, opening, passes
-from training.loop import Trainer, fit_to_corpus, train
+from training.facts import duration, opening
+from training.loop import Trainer, train
 from training.run import RunFolder
 from training.schedule import learning_rate
+from training.starting import fit_to_corpus
 
 
 def initial_model(config):
@@ -546,9 +547,10 @@ def test_the_start_says_what_is_to_come_and_warns_of_many_passes(tmp_path, capsy
         assert len(said) == 1 + warned and said[-1].startswith("warning: 4 passes over the text: ") == warned
 
 
-def test_the_passes_of_a_mixture_are_those_of_its_most_repeated_source():
+def test_the_passes_of_a_mixture_are_those_of_its_most_repeated_source(tmp_path):
     parts = [SimpleNamespace(weight=3.0, train=range(100)), SimpleNamespace(weight=1.0, train=range(10))]
-    assert passes(SimpleNamespace(parts=parts), 400) == 10
+    said = opening(run_config(tmp_path), SimpleNamespace(parts=parts), 1, torch.device("cuda"), 400)
+    assert said[0].endswith(" 400 tokens: 10 passes over the most repeated source")
 
 
 def test_the_end_names_the_lowest_loss_and_its_checkpoint_and_generate_takes_it(tmp_path, capsys, monkeypatch):

@@ -12,9 +12,10 @@ from model.device import pick_device
 from training.alone import ALONE
 from training.evaluation import EVAL_TOKENS
 from training.facts import duration, opening
-from training.loop import fill_in_threads, fit_to_corpus, make_trainer
+from training.loop import make_trainer
 from training.machine import explain_out_of_memory, using_threads
 from training.run import ReadRunFolder, RunFolder
+from training.starting import fill_in_threads, fit_to_corpus
 from training.step import optimizer_step
 
 try:
@@ -32,7 +33,7 @@ def rehearse(config: Config, corpus: Corpus) -> tuple[float, list[str]]:
     InputError if config and corpus do not fit together, or if a step does not fit into memory.
     """
     run = ReadRunFolder(config)
-    run.config = config = fill_in_threads(fit_to_corpus(config, corpus), run)
+    run.config = config = fill_in_threads(fit_to_corpus(config, corpus), resume=False)
     train, device, times = config.train, pick_device(config.train.device), []
     with using_threads(train.threads):
         trainer = make_trainer(run, corpus, device, [], ALONE)
