@@ -1,7 +1,7 @@
 """Whether two processes do what scale.py says of them: python benchmarks/scale_check.py
 
-Counts the bytes of its formulas in two real processes (gloo, on the CPU) and in one, for a small model, and exits with 1
-where any differs. Seconds, and the memory of the optimizer's step, are not checked.
+Counts the bytes of its formulas in two real processes (gloo, on the CPU) and in one, for a small model, and exits
+with 1 where any differs. Seconds, and the memory of the optimizer's step, are not checked.
 """
 
 import os

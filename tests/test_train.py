@@ -628,7 +628,7 @@ def test_a_rehearsal_writes_no_run_and_counts_by_hand(tmp_path, capsys):
 
 
 def test_the_time_of_a_rehearsal_is_that_of_steps_and_evaluations(tmp_path, monkeypatch):
-    """By a clock on which the first step, which warms up, takes 9 s, the others 0.5 s on average, and an evaluation 20 s."""
+    """By a clock on which the first step, which warms up, takes 9 s, the others about 0.5 s, an evaluation 20 s."""
     ticks = iter([0, 9, 9, 9.25, 10, 10.5, 11, 11.75, 20, 40])
     monkeypatch.setattr(rehearsal, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     config = run_config(tmp_path, "train.steps=100", "train.eval_every=40")

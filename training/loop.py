@@ -37,11 +37,11 @@ SECONDS_BETWEEN_LINES = 60  # of progress, where there is no terminal for a bar
 def train(config: Config, resume: bool = False, overwrite: bool = False, tell: bool = True) -> dict:
     """Trains to config.train.steps and returns the last evaluation row: step, tokens, val_loss, val_bits_per_byte.
 
-    tell: whether to print what is known at the start. Writes the run folder. Batch i depends only on config.seed and i,
-    so a resumed run continues where it stopped. On SIGINT or SIGTERM it finishes the step, or breaks off the evaluation,
-    writes a checkpoint and ends the program with status 130 or 143. Raises InputError before writing anything if config,
-    corpus and folder do not fit together, and later if loss, gradient or evaluation is not finite, or if the disk or the
-    device's memory is full.
+    tell: whether to print what is known at the start.
+    Writes the run folder. Batch i depends only on config.seed and i, so a resumed run continues where it stopped.
+    On SIGINT or SIGTERM it finishes the step, or breaks off the evaluation, writes a checkpoint and ends the program
+    with status 130 or 143. Raises InputError before writing anything if config, corpus and folder do not fit together,
+    and later if loss, gradient or evaluation is not finite, or if the disk or the device's memory is full.
     """
     engine = pick_engine(config.train)
     kind = ReadRunFolder if engine.rank else RunFolder

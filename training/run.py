@@ -220,7 +220,7 @@ def replace_text(file: Path, text: str) -> None:
 
 
 def trained_keys(values: dict, prefix: str = "") -> dict:
-    """dotted.key: value of what is trained in a config's nested mappings, also those in a list: all but RUNTIME_KEYS."""
+    """dotted.key: value of what is trained in a config's nested mappings, also those in a list; no RUNTIME_KEYS."""
     found = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
