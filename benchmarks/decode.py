@@ -108,10 +108,11 @@ def bits_per_byte_decoded(run: Path, dtype, count: int = 4096) -> float:
     """Of the first tokens of the validation text, in windows of the trained context, fed one by one."""
     import torch
 
+    from base import find_checkpoint
     from configs import load_config
     from data.corpus import load_corpus
     from model.cache import Cache
-    from model.checkpoint import find_checkpoint, load_checkpoint
+    from model.checkpoint import load_checkpoint
     from model.context import decoding_model
     from training.evaluation import bits_per_byte
 

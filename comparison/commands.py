@@ -14,8 +14,8 @@ from comparison.results import Results
 from comparison.schedule import announce, train_all
 from comparison.tables import tables
 from comparison.tuning import finished, next_runs, reported_runs, tuning_runs
-from training.loop import fit_to_corpus
 from training.run import RunFolder
+from training.starting import fit_to_corpus
 from training.tracking import track_report
 
 

@@ -3,13 +3,14 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from comparison.results import Attention, EmbeddingRms
 from data.documents import END_OF_TEXT
 from data.synthetic import examples
-from data.tokenizer import Tokenizer, encode
+from data.tokenizer import encode
 from model.transformer import Transformer
 from training.evaluation import in_passes
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from base import InputError
 from comparison.results import MeasuredRun, Run
 from configs import load_config
-from training.run import RunFolder, flat, is_runtime
+from training.run import RunFolder, trained_keys
 
 
 def open_run(folder: Path) -> RunFolder:
@@ -24,8 +24,7 @@ def open_run(folder: Path) -> RunFolder:
 
 def settings(run: RunFolder) -> dict:
     """dotted.key: value of what a run trains, without its seed, place and logging."""
-    values = flat(run.config.model_dump(mode="json"))
-    return {key: value for key, value in values.items() if key != "seed" and not is_runtime(key)}
+    return trained_keys(run.config.model_dump(mode="json", exclude={"seed"}))
 
 
 def group(runs: list[RunFolder]) -> dict[str, list[RunFolder]]:

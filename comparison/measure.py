@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from base import InputError
+from base import InputError, read_json
 from comparison.design import rejection
 from comparison.diagnostics import attention_by_distance, embedding_rms, exact_match
 from comparison.losses import losses_by_length
@@ -20,13 +20,13 @@ from comparison.results import LoggedRun, MeasuredRun, Run, SchemeMetric
 from data.config import DataConfig
 from data.corpus import Corpus, load_corpus
 from data.synthetic import scored_lengths, task_of
-from model.checkpoint import WEIGHTS, load_checkpoint, read_json
+from model.checkpoint import WEIGHTS, load_checkpoint
 from model.config import ModelConfig
 from model.device import pick_device
 from model.position import POSITIONS
 from model.transformer import Transformer, with_position
 from settings import one_line
-from training.run import RunFolder, flat, is_runtime, replace_text
+from training.run import RunFolder, replace_text, trained_keys
 from training.starting import first_model
 
 VERSION = 2  # raise it when the same model gives other numbers
@@ -155,5 +155,4 @@ class Corpora:
 
 
 def _key(config, text):
-    settings = flat({"data": config.model_dump(mode="json")})
-    return json.dumps([text, {key: value for key, value in settings.items() if not is_runtime(key)}])
+    return json.dumps([text, trained_keys({"data": config.model_dump(mode="json")})])

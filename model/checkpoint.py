@@ -13,10 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from base import InputError, writing
-from base import complete_checkpoints as complete_checkpoints
-from base import find_checkpoint as find_checkpoint
-from base import read_json as read_json
+from base import InputError, complete_checkpoints, read_json, writing
 from model.config import ModelConfig
 from model.huggingface import check_agreement, read_config, transformers_keys
 from model.transformer import Transformer, with_position

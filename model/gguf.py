@@ -12,8 +12,16 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, pre_tokenizers
 from torch import Tensor
 
-from base import ArgumentParser, InputError, input_errors_end_the_program, printable, writing
-from model.checkpoint import TOKENIZER, find_checkpoint, load_checkpoint, read_json
+from base import (
+    ArgumentParser,
+    InputError,
+    find_checkpoint,
+    input_errors_end_the_program,
+    printable,
+    read_json,
+    writing,
+)
+from model.checkpoint import TOKENIZER, load_checkpoint
 from model.position.base import ladder, phases
 from model.transformer import Transformer
 

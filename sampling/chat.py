@@ -8,8 +8,7 @@ from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from base import InputError
-from model.checkpoint import read_json
+from base import InputError, read_json
 
 TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 

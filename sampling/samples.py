@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from base import InputError, printable
+from base import InputError, find_checkpoint, printable
 from data.tokenizer import load_tokenizer
-from model.checkpoint import find_checkpoint, load_checkpoint
+from model.checkpoint import load_checkpoint
 from model.context import Context
 from model.device import pick_device
 from model.generation import generate

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from base import InputError
+from base import InputError, find_checkpoint, read_json
 from data.tokenizer import encode, load_tokenizer
-from model.checkpoint import find_checkpoint, load_checkpoint, read_json
+from model.checkpoint import load_checkpoint
 from sampling.chat import chat_text, find_template
 
 

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file, save_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
 
-from base import InputError
+from base import InputError, find_checkpoint
 from data.config import TokenizerConfig
 from data.tokenizer import tokenizer_files, train_tokenizer
-from model.checkpoint import find_checkpoint, load_checkpoint, load_trainer, save_checkpoint
+from model.checkpoint import load_checkpoint, load_trainer, save_checkpoint
 from model.config import ModelConfig
 from model.generation import generate
 from model.position import build_position

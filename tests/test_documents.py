@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from base import InputError
+from base import InputError, find_checkpoint
 from data.batches import windows
 from data.corpus import load_corpus
 from data.documents import END_OF_TEXT
 from model import attention
 from model.cache import Cache
-from model.checkpoint import find_checkpoint, load_checkpoint
+from model.checkpoint import load_checkpoint
 from model.position import POSITIONS
 from model.transformer import with_position
 from tiny import rows, run_config, train_until, trained

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 import generate
-from base import InputError
-from model.checkpoint import find_checkpoint, load_checkpoint
+from base import InputError, find_checkpoint
+from model.checkpoint import load_checkpoint
 from model.transformer import Transformer
 from tiny import (
     assert_same_bits,

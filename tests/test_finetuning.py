@@ -20,11 +20,10 @@ from transformers import (
 )
 
 import generate
-from base import InputError
+from base import InputError, find_checkpoint
 from configs import Config, load_config
 from data.batches import Batches
 from data.corpus import load_corpus
-from model.checkpoint import find_checkpoint
 from tiny import WORDS, assert_same_bits, call, killed_before_step, rows, settings
 from training.loop import train
 

@@ -23,13 +23,13 @@ from hypothesis import HealthCheck, Phase, example, given, settings, strategies
 from safetensors.torch import load_file, save_file
 
 import generate
-from base import InputError
+from base import InputError, find_checkpoint
 from configs import Config, load_config
 from data.config import DataConfig
 from data.corpus import load_corpus
 from data.documents import END_OF_TEXT
 from data.tokenizer import load_tokenizer
-from model.checkpoint import find_checkpoint, load_checkpoint, load_trainer
+from model.checkpoint import load_checkpoint, load_trainer
 from model.position import POSITIONS
 from settings import FrozenConfig
 from tiny import call, run_config

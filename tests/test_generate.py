@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import generate as program
+from base import find_checkpoint
 from data.tokenizer import load_tokenizer
 from model import context, generation
-from model.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
+from model.checkpoint import load_checkpoint, save_checkpoint
 from model.context import Context
 from model.generation import generate
 from sampling import samples

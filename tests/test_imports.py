@@ -1,6 +1,7 @@
 """Who may import whom, and what a program loads before it has something to do."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -13,6 +14,8 @@ FILES = sorted(
     [*ROOT.glob("*.py"), *ROOT.glob("docs/*.py")]
     + [path for package in ROOT.glob("*/__init__.py") for path in package.parent.rglob("*.py")]
 )
+NAMES = {path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
+         for path in FILES}  # fmt: skip
 STANDARD = sys.stdlib_module_names
 
 
@@ -65,7 +68,9 @@ OURS = {path.relative_to(ROOT).with_suffix("").parts[0] for path in FILES}
         ),
         (
             "comparison",
-            {"base", "settings", "comparison", "configs", "data", "model", "training", "pydantic", "torch"} | REPORTS,
+            {"base", "settings", "comparison", "configs", "data", "model", "training", "pydantic", "torch"}
+            | {"tokenizers"}
+            | REPORTS,
         ),
     ],
 )
@@ -80,10 +85,18 @@ def test_what_only_the_export_needs_is_imported_there_alone():
 
 def test_no_file_imports_itself_through_others():
     """Also not inside a function, which only hides it."""
-    names = {path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
-             for path in FILES}  # fmt: skip
-    graph = {name: imported(path) & names.keys() - {name} for name, path in names.items()}
+    graph = {name: imported(path) & NAMES.keys() - {name} for name, path in NAMES.items()}
     TopologicalSorter(graph).prepare()  # which raises CycleError
+
+
+def test_a_name_is_imported_from_the_file_that_has_it():
+    """So that there is one place to look; but for the schemes, which their registry gathers."""
+    for path in [*FILES, *ROOT.glob("tests/*.py")]:
+        for name in imported(path) - NAMES.keys():
+            module, _, own = name.rpartition(".")
+            if module in NAMES.keys() - {"model.position"}:
+                text = NAMES[module].read_text(encoding="utf-8")
+                assert re.search(rf"^(class |def |\w+, )?{own}\b(?! import)", text, re.M), f"{path}: {name}"
 
 
 def test_configs_see_only_config_classes_of_model_and_data():

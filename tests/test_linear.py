@@ -36,7 +36,9 @@ def test_few_rows_have_the_gradients_of_many(slow_rows):
 @pytest.mark.parametrize("shape", [(1, 1), (1, 3), (3, 1), (4,)], ids=str)
 def test_half_precision_gives_the_sums_written_out_to_its_rounding(shape, slow_rows):
     """Of numbers that bfloat16 holds, with sums below 256 that it holds too."""
-    x, weight, bias = ((random(*size, seed=seed) * 2).round() for seed, size in enumerate([(*shape, 10), (32, 10), (32,)]))
+    x, weight, bias = (
+        (random(*size, seed=seed) * 2).round() for seed, size in enumerate([(*shape, 10), (32, 10), (32,)])
+    )
     got = linear(*(each.bfloat16() for each in (x, weight, bias)))
     assert got.dtype == torch.bfloat16
     assert torch.equal(got.double(), (x.unsqueeze(-2) * weight).sum(-1) + bias)

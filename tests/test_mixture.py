@@ -9,10 +9,10 @@ import yaml
 import compare
 import prepare
 import train as program
-from base import InputError
+from base import InputError, find_checkpoint
 from data import encoding, hashing, shards
 from data.corpus import load_corpus
-from model.checkpoint import find_checkpoint, load_checkpoint
+from model.checkpoint import load_checkpoint
 from tiny import TEXT, assert_same_bits, call, config_file, contents, rows, run_config, train_until, whole_and_other
 from training.evaluation import evaluate
 from training.loop import train

@@ -19,9 +19,9 @@ import torch
 from torch.distributed import TCPStore
 
 import train as program
-from base import InputError
+from base import InputError, find_checkpoint
 from configs import TrainConfig, load_config
-from model.checkpoint import find_checkpoint, load_checkpoint, load_trainer, save_checkpoint
+from model.checkpoint import load_checkpoint, load_trainer, save_checkpoint
 from model.config import ModelConfig
 from model.position import POSITIONS
 from model.transformer import Transformer
@@ -127,7 +127,7 @@ BATCH = [torch.randint(0, 48, (4, 12), generator=torch.Generator().manual_seed(s
 def one_step(scheme, optimizer, engine=ALONE, **shape):
     """Weights, loss and norm after a step of SGD as large as the gradient, or one of Muon."""
     config = ModelConfig(**SHAPE, position=scheme, initializer_range=0.2, max_position_embeddings=16, **shape)
-    model = engine.place(Transformer(config) if engine.needs_weights else None, torch.device("cpu"))
+    model = engine.place(lambda: Transformer(config), torch.device("cpu"))
     settings = TrainConfig(batch_size=4, grad_clip=0.5, optimizer="muon", min_learning_rate=0.0)
     if optimizer == "muon":
         made, rate = build_optimizer(model, settings, engine), 0.01
@@ -180,7 +180,7 @@ def odd_evaluation(engine, packed):
     if not packed:
         tokens[numpy.cumsum(numpy.arange(1, 18)) - 1] = tokens[0] = 0
     config = ModelConfig(**SHAPE, initializer_range=0.2, max_position_embeddings=16)
-    model = engine.place(Transformer(config) if engine.needs_weights else None, torch.device("cpu"))
+    model = engine.place(lambda: Transformer(config), torch.device("cpu"))
     return evaluate(model, tokens, 16, end_of_text=None if packed else 0, engine=engine)
 
 

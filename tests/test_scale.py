@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import scale
+import scale_check
 from test_ranks import Ranks
 
 
@@ -24,7 +25,7 @@ def test_models_have_the_published_numbers_of_parameters():
 def test_two_processes_hold_and_send_what_the_formulas_say(tmp_path):
     """To the byte: weights, gradients, moments, collectives, and what a forward pass keeps."""
     ranks = Ranks(tmp_path)
-    assert ranks(2, scale.check) == [0, 0], ranks.said
+    assert ranks(2, scale_check.check) == [0, 0], ranks.said
 
 
 def test_a_ring_sends_what_its_parts_add_up_to():

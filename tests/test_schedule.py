@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -227,9 +226,7 @@ def test_the_base_is_named_from_the_current_folder(tmp_path):
 def test_the_time_of_all_runs_is_said_before_the_first(tmp_path, monkeypatch, capsys):
     """At 3 s for the baseline's 256 tokens: 4 tuning runs and 4 reported ones of the same size, one of them half done."""
     rehearsed = []
-    monkeypatch.setattr(
-        schedule, "rehearse", lambda config, _: rehearsed.append(config) or SimpleNamespace(seconds=3.0)
-    )
+    monkeypatch.setattr(schedule, "rehearse", lambda config, _: rehearsed.append(config) or (3.0, []))
     changes = {"learning_rates": [0.01, 0.02], "tuning_seeds": [5]}
     comparison = load_comparison(str(comparison_file(tmp_path, **changes)), ["train.checkpoint_every=1"])
     train_until(3, next_runs(comparison)[1].config)

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 import train as program
-from base import InputError
+from base import InputError, complete_checkpoints
 from data.corpus import load_corpus
-from model.checkpoint import complete_checkpoints, load_checkpoint, load_trainer
+from model.checkpoint import load_checkpoint, load_trainer
 from tiny import (
     Stopped,
     assert_same_bits,

@@ -19,12 +19,12 @@ from tqdm import std
 
 import generate
 import train as program
-from base import InputError
+from base import InputError, find_checkpoint
 from comparison import single
 from configs import load_config
 from data.batches import IGNORED, Batches
 from data.corpus import load_corpus
-from model.checkpoint import find_checkpoint, load_checkpoint
+from model.checkpoint import load_checkpoint
 from model.transformer import Transformer
 from tiny import (
     TEXT,
@@ -45,13 +45,13 @@ from tiny import (
     whole_and_other,
     with_loss,
 )
-from training import loop
+from training import loop, rehearsal
 from training.evaluation import evaluate
-from training.facts import duration, opening, passes
-from training.loop import Trainer, fit_to_corpus, train
-from training.rehearsal import Rehearsal
+from training.facts import duration, opening
+from training.loop import Trainer, train
 from training.run import RunFolder
 from training.schedule import learning_rate
+from training.starting import fit_to_corpus
 
 
 def initial_model(config):
@@ -553,9 +553,10 @@ def test_the_start_says_what_is_to_come_and_warns_of_many_passes(tmp_path, capsy
         assert len(said) == 1 + warned and said[-1].startswith("warning: 4 passes over the text: ") == warned
 
 
-def test_the_passes_of_a_mixture_are_those_of_its_most_repeated_source():
+def test_the_passes_of_a_mixture_are_those_of_its_most_repeated_source(tmp_path):
     parts = [SimpleNamespace(weight=3.0, train=range(100)), SimpleNamespace(weight=1.0, train=range(10))]
-    assert passes(SimpleNamespace(parts=parts), 400) == 10
+    said = opening(run_config(tmp_path), SimpleNamespace(parts=parts), 1, torch.device("cuda"), 400)
+    assert said[0].endswith(" 400 tokens: 10 passes over the most repeated source")
 
 
 def test_the_end_names_the_lowest_loss_and_its_checkpoint_and_generate_takes_it(tmp_path, capsys, monkeypatch):
@@ -632,8 +633,14 @@ def test_a_rehearsal_writes_no_run_and_counts_by_hand(tmp_path, capsys):
     assert call(program, config_file(tmp_path), "--dry-run", "--overwrite") == 0 and contents(config.folder) == before
 
 
-def test_the_time_of_a_rehearsal_is_that_of_steps_and_evaluations():
-    assert Rehearsal([], {}, step=0.5, evaluation=20, evaluations=3, steps=100, memory=None).seconds == 110
+def test_the_time_of_a_rehearsal_is_that_of_steps_and_evaluations(tmp_path, monkeypatch):
+    """By a clock on which the first step, which warms up, takes 9 s, the others about 0.5 s, an evaluation 20 s."""
+    ticks = iter([0, 9, 9, 9.25, 10, 10.5, 11, 11.75, 20, 40])
+    monkeypatch.setattr(rehearsal, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    config = run_config(tmp_path, "train.steps=100", "train.eval_every=40")
+    seconds, lines = rehearsal.rehearse(config, load_corpus(config.data))
+    assert seconds == 110
+    assert lines[-1] == "time: about 2 min, by 4 steps: 0.5 s a step, and 20 s for each of the evaluations (3)"
     assert [duration(seconds) for seconds in (89, 90, 5399, 5400)] == ["89 s", "2 min", "90 min", "1.5 h"]
 
 

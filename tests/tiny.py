@@ -13,8 +13,9 @@ import pytest
 import torch
 import yaml
 
+from base import find_checkpoint
 from configs import Config, load_config
-from model.checkpoint import find_checkpoint, load_trainer
+from model.checkpoint import load_trainer
 from training import alone
 from training.loop import Trainer, train
 

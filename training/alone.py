@@ -1,5 +1,6 @@
 """What a run over several processes does otherwise, and how one process does it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -16,11 +17,11 @@ class Alone:
     """One process, and the seam: what differs where there are several."""
 
     rank, size = 0, 1
-    needs_weights = True  # whether this process must give `place` a model
+    orthogonalize = staticmethod(orthogonalize)
 
-    def place(self, model: Transformer | None, device: torch.device) -> Transformer:
-        """The model, ready to be trained on the device. None: it is that of rank 0."""
-        return model.to(device)
+    def place(self, build: Callable[[], Transformer], device: torch.device) -> Transformer:
+        """The model that build() makes, maybe in rank 0 alone, ready to be trained on the device."""
+        return build().to(device)
 
     def compile(self, model: Transformer) -> None:
         """Compiles all but the output layer in place, which keeps the weights' names."""
@@ -53,10 +54,6 @@ class Alone:
         is_last: whether the step's gradients are complete after it, and so to be exchanged.
         """
         return summed_loss(model, input_ids, targets)
-
-    def orthogonalize(self, matrices: Tensor) -> Tensor:
-        """`training.muon.orthogonalize`."""
-        return orthogonalize(matrices)
 
     def clip_grad_norm(self, model: Transformer, limit: float) -> float:
         """The norm of the gradients of all parameters, before they are scaled down to the limit."""

@@ -12,15 +12,10 @@ from training.run import RunFolder
 MOST_PASSES = 4  # up to which repeated text is worth about as much as new one (Muennighoff et al. 2023)
 
 
-def passes(corpus: Corpus, tokens: int) -> float:
-    """How often so many training tokens go through the text; of a mixture, through the source most often repeated."""
-    weights = sum(part.weight for part in corpus.parts)
-    return max(tokens * part.weight / weights / len(part.train) for part in corpus.parts)
-
-
 def opening(config: Config, corpus: Corpus, parameters: int, device: torch.device, tokens: int) -> list[str]:
     """Lines to print at the start. tokens: the targets of the whole training."""
-    train, times = config.train, passes(corpus, tokens)
+    train, weights = config.train, sum(part.weight for part in corpus.parts)
+    times = max(tokens * part.weight / weights / len(part.train) for part in corpus.parts)
     repeated = f"{times:.2g} passes" if times < 10 else f"{times:,.0f} passes"
     place = f"{device}, {train.threads} thread{'s' * (train.threads > 1)}" if device.type == "cpu" else f"{device}"
     said = [

@@ -4,9 +4,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,10 +13,9 @@ import torch
 from tqdm import tqdm
 
 from base import InputError
-from configs import Config, TrainConfig, load_config
+from configs import Config
 from data.batches import Batches
 from data.corpus import Corpus, load_corpus
-from data.tokenizer import text_ids
 from model.checkpoint import TRAINER, load_checkpoint, load_trainer, save_checkpoint
 from model.device import autocast, is_out_of_memory, pick_device
 from model.transformer import Transformer
@@ -26,10 +23,10 @@ from training.alone import Alone
 from training.evaluation import bits_per_byte, evaluate
 from training.facts import duration, opening
 from training.machine import compile_where_possible, explain_out_of_memory, pick_engine, using_threads
-from training.optimizer import build_optimizer, rebuild_optimizer, restore_optimizer
+from training.optimizer import build_optimizer, restore_optimizer
 from training.run import ReadRunFolder, RunFolder
 from training.schedule import learning_rate
-from training.starting import fill_in_model, first_model, text_config
+from training.starting import fill_in_threads, first_model, fit_to_corpus
 from training.step import StepResult, optimizer_step
 from training.stopping import signals_received
 from training.tracking import tracking
@@ -40,7 +37,8 @@ SECONDS_BETWEEN_LINES = 60  # of progress, where there is no terminal for a bar
 def train(config: Config, resume: bool = False, overwrite: bool = False, tell: bool = True) -> dict:
     """Trains to config.train.steps and returns the last evaluation row: step, tokens, val_loss, val_bits_per_byte.
 
-    tell: whether to print what is known at the start. Writes the run folder. Batch i depends only on config.seed and i, so a resumed run continues where it stopped.
+    tell: whether to print what is known at the start.
+    Writes the run folder. Batch i depends only on config.seed and i, so a resumed run continues where it stopped.
     On SIGINT or SIGTERM it finishes the step, or breaks off the evaluation, writes a checkpoint and ends the program
     with status 130 or 143. Raises InputError before writing anything if config, corpus and folder do not fit together,
     and later if loss, gradient or evaluation is not finite, or if the disk or the device's memory is full.
@@ -48,14 +46,15 @@ def train(config: Config, resume: bool = False, overwrite: bool = False, tell: b
     engine = pick_engine(config.train)
     kind = ReadRunFolder if engine.rank else RunFolder
     run = kind(config, resume, overwrite)  # rejects a taken folder before the corpus is read
-    data = text_config(config.data, run.newest_checkpoint() if resume else None)
-    corpus = load_corpus(data) if not engine.rank else None
+    data, checkpoint = config.data, run.newest_checkpoint() if resume else None
+    if data.tokenizer.folder and checkpoint:  # which has that tokenizer, even where the folder is gone
+        data = data.model_copy(update={"tokenizer": data.tokenizer.model_copy(update={"folder": str(checkpoint)})})
+    corpus = None if engine.rank else load_corpus(data)
     engine.from_first(None)
     corpus = corpus or load_corpus(data)  # which rank 0 has prepared
-    run.config = fill_in_threads(fit_to_corpus(config, corpus), run)
+    run.config = fill_in_threads(fit_to_corpus(config, corpus), resume)
     device = pick_device(config.train.device)
-    alone = engine.size == 1
-    with run.locked(), signals_received(alone) as signals, using_threads(run.config.train.threads):
+    with run.locked(), signals_received(engine.size == 1) as signals, using_threads(run.config.train.threads):
         trainer = make_trainer(run, corpus, device, signals, engine)
         if tell:
             parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
@@ -65,51 +64,38 @@ def train(config: Config, resume: bool = False, overwrite: bool = False, tell: b
     return engine.from_first([row for row in run.metrics() if "val_loss" in row][-1:])[0]
 
 
-def fit_to_corpus(config: Config, corpus: Corpus) -> Config:
-    """The config with the model of train.init_from and the vocabulary size filled in; InputError if a source's split is shorter than one context."""
-    config = fill_in_model(config)
-    needed, model = config.model.max_position_embeddings + 1, config.model
-    for part in corpus.parts:
-        if min(len(part.train), len(part.val)) < needed:
-            raise InputError(
-                f"data.source: {part.source} has {len(part.train)} tokens for training and {len(part.val)} "
-                f"for validation; each needs model.max_position_embeddings + 1 = {needed}"
-            )
-    vocab_size = 1 + max(text_ids(corpus.tokenizer, corpus.end_of_text))
-    if model.vocab_size is not None and model.vocab_size < vocab_size:
-        raise InputError(f"model.vocab_size: expected at least the tokenizer's {vocab_size}, got {model.vocab_size}")
-    return config.model_copy(update={"model": model.model_copy(update={"vocab_size": model.vocab_size or vocab_size})})
-
-
-def fill_in_threads(config: Config, run: RunFolder) -> Config:
-    """The config with the number of threads filled in: that of the run being resumed, else PyTorch's own."""
-    before = load_config(run.path / "config.yaml").train.threads if run.resume else None
-    threads = config.train.threads or before or torch.get_num_threads()
-    return config.model_copy(update={"train": config.train.model_copy(update={"threads": threads})})
-
-
 def make_trainer(run: RunFolder, corpus: Corpus, device: torch.device, signals: list[int], engine: Alone) -> "Trainer":
-    """The trainer of a new run, in a fresh folder, or of a resumed one, as of its newest checkpoint if it has any."""
+    """The trainer of a new run, in a fresh folder, or of a resumed one, as of its newest checkpoint if it has any.
+
+    InputError: that run is another one, or with other steps would have ended or dropped its scheme before or later.
+    """
     if run.resume:
         run.check_same_experiment(corpus)
     checkpoint = run.newest_checkpoint() if run.resume else None
-    model, config, init_from = None, run.config.model, run.config.train.init_from
-    if run.config.train.document_mask:  # in the model's config, as whoever evaluates it later needs it too
+    settings, config = run.config.train, run.config.model
+    if settings.document_mask:  # in the model's config, as whoever evaluates it later needs it too
         config = config.model_copy(update={"document_start_token_id": corpus.end_of_text})
+
+    def build():
+        return load_checkpoint(checkpoint) if checkpoint else first_model(settings.init_from, config, run.config.seed)
+
     try:
-        if engine.needs_weights:
-            model = load_checkpoint(checkpoint) if checkpoint else first_model(init_from, config, run.config.seed)
-        model = engine.place(model, device)
+        model = engine.place(build, device)
     except RuntimeError as error:
         if engine.size > 1 and not is_out_of_memory(error):  # another process may have ended
             raise
         raise InputError(f"model: a tensor does not fit into memory ({str(error):.100})") from None
-    trainer = Trainer(run, corpus, model, build_optimizer(model, run.config.train, engine), signals, engine)
+    trainer = Trainer(run, corpus, model, signals, engine)
     if checkpoint:
         trainer.restore(checkpoint)
-    if trainer.step > (steps := run.config.train.steps):
+    if trainer.step > (steps := settings.steps):
         raise InputError(f"train.steps: expected at least the {trainer.step} that {run.path} has done, got {steps}")
-    trainer.check_position()
+    until, last, dropped = settings.position_until, settings.position_steps, model.config.position.scheme == "none"
+    if until is not None and (trainer.step < last if dropped else trainer.step > last):
+        raise InputError(
+            f"train.position_until: {until} of train.steps {settings.steps} drops the scheme after step {last}, but at "
+            f"step {trainer.step} the run in {run.path} {'has already dropped it' if dropped else 'still has it'}"
+        )
     if run.resume:
         run.describe(corpus, trainer.step)
         run.drop_rows_after(trainer.step)
@@ -118,40 +104,25 @@ def make_trainer(run: RunFolder, corpus: Corpus, device: torch.device, signals: 
     return trainer
 
 
-@dataclass
 class Trainer:
     """A run in training: what it needs, and how far it is."""
 
-    run: RunFolder
-    corpus: Corpus
-    model: Transformer
-    optimizer: torch.optim.Optimizer
-    signals: list[int]  # received so far
-    engine: Alone
-    step: int = 0  # in progress, or the last one done
-    skipped: int = 0  # steps skipped so far
-    saved: int = 0  # step of the newest checkpoint
-    busy_seconds: float = 0.0  # in steps, since the last training row
-    busy_steps: int = 0
-    next_line: float = 0.0  # when to print progress again, as time.monotonic()
-    shown: dict[str, str] = field(default_factory=dict)  # the progress in words
-    settings: TrainConfig = field(init=False)
-    context: int = field(init=False)
-    end_of_text: int | None = field(init=False)  # None: documents are packed
-    device: torch.device = field(init=False)
-    batches: Batches = field(init=False)
-    bar: tqdm = field(init=False)
-    track: Callable[[dict], None] = field(init=False)  # sends a metrics row to wandb, if the config asks for it
-
-    def __post_init__(self):
-        self.settings, self.context = self.run.config.train, self.run.config.model.max_position_embeddings
-        self.device = self.model.output_weight.device
-        self.model.recompute = self.settings.recompute
-        packed = self.run.config.data.pack
-        self.end_of_text = None if packed else self.corpus.end_of_text
-        drawn = self.context, self.settings.batch_size, self.run.config.seed
-        parts = self.corpus.parts
-        self.batches = Batches([p.train for p in parts], *drawn, self.end_of_text, [p.weight for p in parts])
+    def __init__(self, run: RunFolder, corpus: Corpus, model: Transformer, signals: list[int], engine: Alone):
+        """signals: those received so far."""
+        self.run, self.corpus, self.model, self.signals, self.engine = run, corpus, model, signals, engine
+        self.settings, self.context = run.config.train, run.config.model.max_position_embeddings
+        self.device = model.output_weight.device
+        self.optimizer = build_optimizer(model, self.settings, engine)
+        model.recompute = self.settings.recompute
+        self.end_of_text = None if run.config.data.pack else corpus.end_of_text  # None: documents are packed
+        drawn = self.context, self.settings.batch_size, run.config.seed, self.end_of_text
+        self.batches = Batches([part.train for part in corpus.parts], *drawn, [part.weight for part in corpus.parts])
+        self.step = 0  # in progress, or the last one done
+        self.skipped = 0  # steps skipped so far
+        self.saved = 0  # step of the newest checkpoint
+        self.busy_seconds, self.busy_steps = 0.0, 0  # in steps, since the last training row
+        self.next_line = 0.0  # when to print progress again, as time.monotonic()
+        self.shown: dict[str, str] = {}  # the progress in words
 
     def train(self) -> None:
         """Takes the remaining steps; logs, saves and evaluates when the config says so."""
@@ -185,24 +156,14 @@ class Trainer:
         """Whether an interval of so many steps ends with this one; the last step of a run ends any, even None."""
         return self.step == self.settings.steps or (steps is not None and self.step % steps == 0)
 
-    def check_position(self) -> None:
-        """InputError if a resumed run dropped its scheme at another step than its config, with other steps, now says."""
-        until, last = self.settings.position_until, self.settings.position_steps
-        if until is None:
-            return
-        dropped = self.model.config.position.scheme == "none"
-        if self.step < last if dropped else self.step > last:
-            raise InputError(
-                f"train.position_until: {until} of train.steps {self.settings.steps} drops the scheme after step {last}, "
-                f"but at step {self.step} the run in {self.run.path} {'has already dropped it' if dropped else 'still has it'}"
-            )
-
     def drop_position(self) -> None:
         """Continues without the positional scheme; the other weights keep their moments."""
-        before, old = dict(self.model.named_parameters()), self.model
+        old, before, moments = self.model, dict(self.model.named_parameters()), self.optimizer.state
         self.model = self.engine.without_position(old)
         self.model.recompute = self.settings.recompute
-        self.optimizer = rebuild_optimizer(self.optimizer, before, self.model, self.settings, self.engine)
+        self.optimizer = build_optimizer(self.model, self.settings, self.engine)
+        kept = {new: moments[before[name]] for name, new in self.model.named_parameters() if before[name] in moments}
+        self.optimizer.state.update(kept)
         if self.settings.compile and self.model is not old:
             compile_where_possible(self.model, self.engine)
 
@@ -217,17 +178,16 @@ class Trainer:
         self.busy_seconds, self.busy_steps = self.busy_seconds + time.perf_counter() - begun, self.busy_steps + 1
         return result
 
-    @property
-    def rate_key(self) -> str:
-        """The key of the highest learning rate in this part of the training."""
+    def problem(self, what: str) -> str:
+        """What was not finite in this step, with its learning rate under the key of the highest one in this part."""
         is_free = self.step > self.settings.position_steps and self.settings.position_free_learning_rate
-        return f"train.{'position_free_' if is_free else ''}learning_rate"
+        key = f"train.{'position_free_' if is_free else ''}learning_rate"
+        return f"step {self.step}: {what} at {key} {learning_rate(self.step, self.settings):.2g}"
 
     def skip_step(self, result: StepResult) -> None:
         """Counts a step that was not finite and so changed nothing; ends the run if it is one too many."""
         self.skipped += 1
-        loss, norm, rate = result
-        problem = f"step {self.step}: loss {loss:.4g}, gradient norm {norm:.4g} at {self.rate_key} {rate:.2g}"
+        problem = self.problem(f"loss {result.loss:.4g}, gradient norm {result.grad_norm:.4g}")
         if self.skipped > self.settings.max_skipped_steps:
             self.end_as_diverged(problem)
         allowed = f"{self.skipped} of {self.settings.max_skipped_steps} allowed"
@@ -297,8 +257,7 @@ class Trainer:
         if not math.isfinite(loss):
             if self.saved == self.step:
                 self.run.set_aside(self.run.checkpoint(self.step))
-            rate = learning_rate(self.step, self.settings)
-            self.end_as_diverged(f"step {self.step}: validation loss {loss:.4g} at {self.rate_key} {rate:.2g}")
+            self.end_as_diverged(self.problem(f"validation loss {loss:.4g}"))
         each = {f"val_loss/{name}": nats[name] / targets[name] for name in nats if len(nats) > 1}
         self.log({"val_loss": loss, "val_bits_per_byte": per_byte, **each})
         self.run.prune()

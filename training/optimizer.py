@@ -1,7 +1,7 @@
 """The optimizer: its parameter groups, and its state from a checkpoint."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from configs import TrainConfig
 from model.transformer import Transformer
@@ -28,17 +28,6 @@ def build_optimizer(model: Transformer, config: TrainConfig, engine: Alone = ALO
     ]
     groups = [group for group in groups if group["params"]]
     return Muon(groups, engine.orthogonalize, lr=config.learning_rate, betas=config.betas, fused=True)
-
-
-def rebuild_optimizer(
-    old: torch.optim.Optimizer, before: dict[str, Tensor], model: Transformer, config: TrainConfig, engine: Alone
-) -> torch.optim.AdamW:
-    """A new optimizer of a model that has lost some of the parameters `before`; the others keep their moments."""
-    optimizer = build_optimizer(model, config, engine)
-    optimizer.state.update(
-        {p: old.state[before[name]] for name, p in model.named_parameters() if before[name] in old.state}
-    )
-    return optimizer
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict, engine: Alone = ALONE) -> None:

@@ -34,7 +34,7 @@ class Ranks(Alone):
     def without_position(self, model):
         device, whole = model.output_weight.device, self.whole(model)
         whole.drop_position()
-        return self.place(whole, device)
+        return self.place(lambda: whole, device)
 
     def sum(self, number):
         dist.all_reduce(number)
@@ -54,9 +54,9 @@ class Ranks(Alone):
 class Ddp(Ranks):
     """A whole model in each process (DistributedDataParallel)."""
 
-    def place(self, model, device):
+    def place(self, build, device):
         self.mesh = init_device_mesh(device.type, (self.size,))
-        model = model.to(device)
+        model = build().to(device)
         self.module = nn.parallel.DistributedDataParallel(_SummedLoss(model), gradient_as_bucket_view=True)
         return model
 
@@ -77,12 +77,9 @@ class Ddp(Ranks):
 class Fsdp(Ranks):
     """A part of each weight, gradient and moment in each process (FSDP2, as Rajbhandari et al. 2020, stage 3)."""
 
-    def __init__(self):
-        super().__init__()
-        self.needs_weights = self.rank == 0
-
-    def place(self, model, device):
+    def place(self, build, device):
         self.mesh = init_device_mesh(device.type, (self.size,))
+        model = None if self.rank else build()
         parts = Transformer(self.from_first(model and model.config), seed=None)
         for block in parts.layers:
             fully_shard(block, mesh=self.mesh)

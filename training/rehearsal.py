@@ -3,7 +3,6 @@
 import statistics
 import sys
 import time
-from dataclasses import dataclass
 
 import torch
 
@@ -13,9 +12,10 @@ from model.device import pick_device
 from training.alone import ALONE
 from training.evaluation import EVAL_TOKENS
 from training.facts import duration, opening
-from training.loop import fill_in_threads, fit_to_corpus, make_trainer
+from training.loop import make_trainer
 from training.machine import explain_out_of_memory, using_threads
 from training.run import ReadRunFolder, RunFolder
+from training.starting import fill_in_threads, fit_to_corpus
 from training.step import optimizer_step
 
 try:
@@ -26,71 +26,41 @@ except ImportError:  # Windows
 STEPS = 4  # the first warms up
 
 
-@dataclass(frozen=True)
-class Rehearsal:
-    """What a run is made of and takes. parameters: by part; memory: bytes at most, None where nothing tells."""
-
-    opening: list[str]
-    parameters: dict[str, int]
-    step: float  # seconds
-    evaluation: float  # seconds
-    evaluations: int
-    steps: int
-    memory: int | None
-
-    @property
-    def seconds(self) -> float:
-        """Of the whole training."""
-        return self.steps * self.step + self.evaluations * self.evaluation
-
-    def lines(self) -> list[str]:
-        """In words."""
-        parts = ", ".join(f"{part} {count:,}" for part, count in self.parameters.items())
-        memory = "unknown here" if self.memory is None else f"about {self.memory / 2**30:.1f} GiB"
-        return [
-            *self.opening,
-            f"parameters: {parts}",
-            f"memory: {memory}",
-            f"time: about {duration(self.seconds)}, by {STEPS} steps: {self.step:.2g} s a step, and "
-            f"{self.evaluation:.2g} s for each of the evaluations ({self.evaluations})",
-        ]
-
-
-def rehearse(config: Config, corpus: Corpus) -> Rehearsal:
+def rehearse(config: Config, corpus: Corpus) -> tuple[float, list[str]]:
     """Takes STEPS steps at rate 0 in one process, not compiled, and evaluates some of the validation text.
 
+    Returns the seconds of the whole training, and in lines what the run is made of and takes.
     InputError if config and corpus do not fit together, or if a step does not fit into memory.
     """
     run = ReadRunFolder(config)
-    run.config = config = fill_in_threads(fit_to_corpus(config, corpus), run)
+    run.config = config = fill_in_threads(fit_to_corpus(config, corpus), resume=False)
     train, device, times = config.train, pick_device(config.train.device), []
     with using_threads(train.threads):
         trainer = make_trainer(run, corpus, device, [], ALONE)
-        model = trainer.model
-        parameters = _by_part(model)
         for number in range(STEPS):
             begun = time.perf_counter()
             with explain_out_of_memory(device, train.micro_batch_size, train.batch_size):
-                optimizer_step(model, trainer.optimizer, *trainer.batches[number], 0.0, train)
+                optimizer_step(trainer.model, trainer.optimizer, *trainer.batches[number], 0.0, train)
             times.append(time.perf_counter() - begun)
         begun, some = time.perf_counter(), corpus.parts[0].val[: max(EVAL_TOKENS, trainer.context) + 1]
         trainer.total_nats(some)
         evaluation = (time.perf_counter() - begun) * len(corpus.val) / len(some)
-    return Rehearsal(
-        opening(config, corpus, sum(parameters.values()), device, trainer.batches.targets(train.steps)),
-        parameters,
-        statistics.median(times[1:]),
-        evaluation,
-        -(-train.steps // (train.eval_every or train.steps)),
-        train.steps,
-        _peak_memory(device),
-    )
+    step, evaluations = statistics.median(times[1:]), -(-train.steps // (train.eval_every or train.steps))
+    seconds = train.steps * step + evaluations * evaluation
+    parameters, memory = _by_part(trainer.model), _peak(device)
+    return seconds, [
+        *opening(config, corpus, sum(parameters.values()), device, trainer.batches.targets(train.steps)),
+        f"parameters: {', '.join(f'{part} {count:,}' for part, count in parameters.items())}",
+        f"memory: {'unknown here' if memory is None else f'about {memory / 2**30:.1f} GiB'}",
+        f"time: about {duration(seconds)}, by {STEPS} steps: {step:.2g} s a step, and "
+        f"{evaluation:.2g} s for each of the evaluations ({evaluations})",
+    ]
 
 
 def rehearsed(config: Config, resume: bool, overwrite: bool) -> str:
     """What `rehearse` finds, in words; InputError as from `train`."""
     RunFolder(config, resume, overwrite)
-    return "\n".join([*rehearse(config, load_corpus(config.data)).lines(), f"nothing was written to {config.folder}"])
+    return "\n".join([*rehearse(config, load_corpus(config.data))[1], f"nothing was written to {config.folder}"])
 
 
 def _by_part(model: torch.nn.Module) -> dict[str, int]:
@@ -103,7 +73,8 @@ def _by_part(model: torch.nn.Module) -> dict[str, int]:
     return counts
 
 
-def _peak_memory(device: torch.device) -> int | None:
+def _peak(device: torch.device) -> int | None:
+    """Bytes of memory used at most; None where nothing tells."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import yaml
 
-from base import InputError, writing
+from base import InputError, complete_checkpoints, read_json, writing
 from configs import Config, load_config
 from data.corpus import Corpus
 from data.tokenizer import load_tokenizer, tokenizer_files
-from model.checkpoint import best_checkpoint, complete_checkpoints, read_json, read_rows
+from model.checkpoint import best_checkpoint, read_rows
 from training.starting import fill_in_model
 from training.versions import versions
 
@@ -112,10 +112,10 @@ class RunFolder:
     def differing_keys(self) -> list[str]:
         """Dotted keys in which the config differs from that of the run in the folder, except RUNTIME_KEYS."""
         before = load_config(self.path / "config.yaml")
-        old, new = (flat(c.model_dump(mode="json")) for c in (before, fill_in_model(self.config)))
+        old, new = (trained_keys(config.model_dump(mode="json")) for config in (before, fill_in_model(self.config)))
         if new["model.vocab_size"] is None:  # not yet filled in
             new["model.vocab_size"] = old["model.vocab_size"]
-        return [key for key in old | new if old.get(key) != new.get(key) and not is_runtime(key)]
+        return [key for key in old | new if old.get(key) != new.get(key)]
 
     def check_same_experiment(self, corpus: Corpus) -> None:
         """InputError naming the keys, the text or the tokenizer in which this experiment differs from the folder's.
@@ -224,15 +224,14 @@ def replace_text(file: Path, text: str) -> None:
         partial.replace(file)
 
 
-def flat(mapping: dict, prefix: str = "") -> dict:
-    """Nested mappings, also those in a list, as a single one with dotted keys."""
+def trained_keys(values: dict, prefix: str = "") -> dict:
+    """dotted.key: value of what is trained in a config's nested mappings, also those in a list; no RUNTIME_KEYS."""
     found = {}
-    for key, value in mapping.items():
+    for name, value in values.items():
+        key = f"{prefix}{name}"
         inner = dict(enumerate(value)) if isinstance(value, list) and any(isinstance(v, dict) for v in value) else value
-        found |= flat(inner, f"{prefix}{key}.") if isinstance(inner, dict) else {f"{prefix}{key}": value}
+        if isinstance(inner, dict):
+            found |= trained_keys(inner, f"{key}.")
+        elif not re.sub(r"^data\.sources\.\d+\.", "data.", key).startswith(RUNTIME_KEYS):
+            found[key] = value
     return found
-
-
-def is_runtime(key: str) -> bool:
-    """Whether a dotted key is one of RUNTIME_KEYS, or that of a source in a mixture."""
-    return re.sub(r"^data\.sources\.\d+\.", "data.", key).startswith(RUNTIME_KEYS)

@@ -1,12 +1,14 @@
-"""What train.init_from starts from: a folder's model and tokenizer, with what the config changes of them."""
+"""What a run starts from: its config with what a folder, the text and the machine fill in, and the first model."""
 
 from pathlib import Path
 
+import torch
 from pydantic import ValidationError
 
 from base import InputError, find_checkpoint
-from configs import Config
-from data.config import DataConfig
+from configs import Config, load_config
+from data.corpus import Corpus
+from data.tokenizer import text_ids
 from model.checkpoint import load_checkpoint, stored_config
 from model.config import ModelConfig
 from model.transformer import Transformer, with_config
@@ -52,15 +54,34 @@ def fill_in_model(config: Config) -> Config:
     return config.model_copy(update={"model": model})
 
 
+def fit_to_corpus(config: Config, corpus: Corpus) -> Config:
+    """The config with the model of train.init_from and the vocabulary size filled in.
+
+    InputError if a source's split is shorter than one context.
+    """
+    config = fill_in_model(config)
+    needed, model = config.model.max_position_embeddings + 1, config.model
+    for part in corpus.parts:
+        if min(len(part.train), len(part.val)) < needed:
+            raise InputError(
+                f"data.source: {part.source} has {len(part.train)} tokens for training and {len(part.val)} "
+                f"for validation; each needs model.max_position_embeddings + 1 = {needed}"
+            )
+    vocab_size = 1 + max(text_ids(corpus.tokenizer, corpus.end_of_text))
+    if model.vocab_size is not None and model.vocab_size < vocab_size:
+        raise InputError(f"model.vocab_size: expected at least the tokenizer's {vocab_size}, got {model.vocab_size}")
+    return config.model_copy(update={"model": model.model_copy(update={"vocab_size": model.vocab_size or vocab_size})})
+
+
+def fill_in_threads(config: Config, resume: bool) -> Config:
+    """The config with the number of threads filled in: that of the run being resumed, else PyTorch's own."""
+    before = load_config(config.folder / "config.yaml").train.threads if resume else None
+    threads = config.train.threads or before or torch.get_num_threads()
+    return config.model_copy(update={"train": config.train.model_copy(update={"threads": threads})})
+
+
 def first_model(init_from: str | None, config: ModelConfig, seed: int) -> Transformer:
     """A model of this config, with new weights or those of a folder. InputError: the folder's do not fit."""
     if init_from is None:
         return Transformer(config, seed)
     return with_config(load_checkpoint(find_checkpoint(Path(init_from).expanduser())), config)
-
-
-def text_config(data: DataConfig, checkpoint: Path | None) -> DataConfig:
-    """The data of a run, which has the tokenizer of a folder from its own newest checkpoint as soon as it has any."""
-    if not (data.tokenizer.folder and checkpoint):
-        return data
-    return data.model_copy(update={"tokenizer": data.tokenizer.model_copy(update={"folder": str(checkpoint)})})

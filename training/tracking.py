@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from configs import WandbConfig
 from training.run import RunFolder, replace_text
@@ -37,19 +36,11 @@ def tracking(run: RunFolder, step: int) -> Iterator[Callable[[dict], None]]:
         tracked.finish(exit_code=failed)
 
 
-class Table(Protocol):
-    """Rows of cells under a header."""
-
-    title: str
-    header: list[str]
-    rows: list[list[str]]
-
-
-def track_report(folder: Path, config: WandbConfig, tables: Iterable[Table]) -> None:
+def track_report(folder: Path, config: WandbConfig, tables: Iterable) -> None:
     """Sends a comparison's tables, and all pages and pictures of its folder, to one wandb run, if config asks for it.
 
-    The run has the folder's name, which is also its group unless config has one; a report made again adds to it. Else as
-    `tracking`.
+    tables: each with a title, a header and rows of cells. The run has the folder's name, which is also its group unless
+    config has one; a report made again adds to it. Else as `tracking`.
     """
     if config.mode == "disabled":
         return
