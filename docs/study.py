@@ -69,6 +69,13 @@ def rates(results: Results) -> str:
     return markdown(["variant", *(f"{rate:g}" for rate in tried)], rows)
 
 
+def curve(results: Results) -> str:
+    """A row an evaluation during training: the loss of each variant."""
+    at = {name: {point.x: point.mean for point in row.curve} for name, row in results.summary.items()}
+    rows = [[f"{x / 1e6:.1f}M", *(f"{some[x]:.3f}" for some in at.values())] for x in at[results.baseline]]
+    return markdown(["tokens", *at], rows)
+
+
 def gaps(*parts: Results) -> str:
     """A row a variant that is in several parts, a column a part: the difference to the baseline, bold where decided."""
     found = [{name: one for name, one in findings(part).items() if one.is_compared} for part in parts]
@@ -100,6 +107,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "loss": loss,
     "length": length,
     "rates": rates,
+    "curve": curve,
     "gaps": gaps,
     "forest": picture,
 }

@@ -273,7 +273,7 @@ def fail_in(rank, *arguments):
         (2, run, ["train.stepz=1"], "train: unknown key 'stepz'"),
         (2, run, ["train.parallel=null"], "train.parallel: expected ddp or fsdp with 2 processes, got null"),
         (3, run, [], "train.batch_size: expected a multiple of the 3 processes, got 4"),
-        (2, run, ["train.learning_rate=1e9", "train.grad_clip=null", "train.optimizer=adamw"], "step 2: loss"),
+        (2, run, ["train.learning_rate=1e30", "train.grad_clip=null", "train.optimizer=adamw"], "step 2: loss"),
     ],
 )
 def test_an_error_that_all_have_is_told_once(tmp_path, ranks, size, function, settings, message):
