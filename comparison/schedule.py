@@ -34,7 +34,8 @@ def announce(parts: Iterable[Comparison], corpora: Corpora) -> None:
         if any(left.values()):
             config = part.reported_runs(plan.baseline, next(iter(plan.learning_rates), None))[0].config
             count += sum(tokens > 0 for tokens in left.values())
-            seconds += rehearse(config, corpora.load(config.data))[0] * sum(left.values()) / _tokens(config)
+            of_one, _ = rehearse(config, corpora.load(config.data))
+            seconds += of_one * sum(left.values()) / _tokens(config)
     if count:
         said = f"about {duration(seconds)}, by some steps of the baseline, and then the time that the report takes"
         print(f"{count} run{'s' * (count > 1)} to train: {said}", file=sys.stderr, flush=True)

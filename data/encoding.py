@@ -121,15 +121,17 @@ def _encoder(tokenizer, config, end):
         # The ids of the distinct words are one long list: it is the bytes they stand for that tell where a word ends.
         ends = numpy.frombuffer(words.dictionary.buffers()[1], numpy.int32, len(words.dictionary) + 1)
         offsets = numpy.searchsorted(numpy.cumsum(width[ids]), ends, "right").astype(numpy.int32)
-        of_words = pyarrow.ListArray.from_arrays(*(as_arrow(pyarrow, numbers) for numbers in (offsets, ids)))
+        of_words = pyarrow.ListArray.from_arrays(_as_arrow(offsets), _as_arrow(ids))
         all_ids = of_words.take(words.indices).flatten()
         return numpy.frombuffer(all_ids.buffers()[1], numpy.uint32, len(all_ids))[1:]
 
     return pieces_alone if config.folder else bytes_themselves if config.kind == "byte" else encode
 
 
-def as_arrow(pyarrow, numbers):
+def _as_arrow(numbers):
     """A NumPy array without a copy, and without the import of pandas that pyarrow.array and to_numpy begin with."""
+    import pyarrow
+
     buffers = [None, pyarrow.py_buffer(numbers)]
     return pyarrow.Array.from_buffers(pyarrow.from_numpy_dtype(numbers.dtype), len(numbers), buffers)
 

@@ -15,8 +15,10 @@ PARTS = 16  # of the weight's rows at most, for the threads
 
 def _maker() -> str:
     """What the system says of the processor's maker."""
-    known = Path("/proc/cpuinfo")
-    return known.read_text(errors="replace")[:1000] if known.is_file() else platform.processor()
+    if not (known := Path("/proc/cpuinfo")).is_file():
+        return platform.processor()
+    with known.open(errors="replace") as file:
+        return file.read(1000)  # the first core's; of hundreds the file takes the system a while
 
 
 # MKL has fast products of few rows for Intel's processors alone; elsewhere it is not the BLAS.
@@ -28,22 +30,25 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     With few rows only reading the weight counts, and on a CPU the library does it badly in two cases. In float32 on an
     AMD, parts of the weight times the rows as columns are up to three times as fast; on an Intel they take twice the
-    time. In half precision on an Intel, the weight times one row is up to twice as fast; on an AMD nothing was.
+    time. In half precision on an Intel, as which all others count, the weight times one row is up to twice as fast; on
+    an AMD nothing was.
     The result has x's dtype where the weights alone are in half precision, in which the product then is.
     """
     if x.dtype != weight.dtype and weight.dtype in HALF:
         return linear(x.to(weight.dtype), weight, bias).to(x.dtype)
     (rows, width), count = weight.shape, x.shape[:-1].numel()
-    few = FEW if SLOW_ROWS else 1
-    if weight.device.type != "cpu" or count > few or SLOW_ROWS is (weight.dtype in HALF):
+    if weight.device.type != "cpu":
         return F.linear(x, weight, bias)
-    columns = x.reshape(count, width).mT
-    if SLOW_ROWS:
-        parts = math.gcd(PARTS, rows)
-        out = torch.bmm(weight.view(parts, -1, width), columns.expand(parts, width, count)).view(rows, count)
+    is_half = weight.dtype in HALF
+    if SLOW_ROWS and not is_half and count <= FEW:
+        parts, columns = math.gcd(PARTS, rows), x.reshape(count, width).mT
+        out = torch.bmm(weight.view(parts, -1, width), columns.expand(parts, width, count))
+        out = out.view(rows, count).mT.contiguous()
+    elif not SLOW_ROWS and is_half and count == 1:
+        out = torch.mv(weight, x.flatten())
     else:
-        out = torch.mv(weight, columns[:, 0])[:, None]
-    out = out.mT.contiguous().view(*x.shape[:-1], rows)
+        return F.linear(x, weight, bias)
+    out = out.view(*x.shape[:-1], rows)
     return out if bias is None else out + bias.to(out.dtype)  # which autocast may have made half precision
 
 

@@ -60,7 +60,8 @@ def rehearse(config: Config, corpus: Corpus) -> tuple[float, list[str]]:
 def rehearsed(config: Config, resume: bool, overwrite: bool) -> str:
     """What `rehearse` finds, in words; InputError as from `train`."""
     RunFolder(config, resume, overwrite)
-    return "\n".join([*rehearse(config, load_corpus(config.data))[1], f"nothing was written to {config.folder}"])
+    _, lines = rehearse(config, load_corpus(config.data))
+    return "\n".join([*lines, f"nothing was written to {config.folder}"])
 
 
 def _by_part(model: torch.nn.Module) -> dict[str, int]:
