@@ -1,6 +1,7 @@
 """What every module may import: the error for bad input, how the programs report it, and where checkpoints are."""
 
 import argparse
+import errno
 import json
 import os
 import sys
@@ -32,14 +33,21 @@ def input_errors_end_the_program():
             setattr(sys, name, open(os.devnull, mode, errors="backslashreplace"))
     try:
         yield
+        sys.stdout.flush()
     except InputError as error:
         print("error:", printable(str(error)), file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
-    except BrokenPipeError:  # whoever read stdout has stopped; keeps the rest from being flushed at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        is_full = error.errno == errno.ENOSPC and error.filename is None  # `writing` names all that is not stdout
+        if not (is_full or isinstance(error, BrokenPipeError)):  # as which counts that its reader has stopped
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # keeps the rest from being flushed at exit
+        if is_full:
+            print("error: stdout: cannot be written:", error.strerror, file=sys.stderr)
+            raise SystemExit(2) from None
 
 
 def printable(text: str) -> str:

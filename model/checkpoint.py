@@ -215,11 +215,19 @@ def read_rows(file: Path) -> list[dict]:
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
         rows = [json.loads(line) for line in lines[:-1]]  # a crash has cut off what follows the last newline
-        if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
-            raise ValueError("a row without its step")
+        if wrong := [number for number, row in enumerate(rows, 1) if not _is_logged(row)]:
+            raise ValueError(f"line {wrong[0]} lacks step or tokens, or has no number where one belongs")
         return rows
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{file}: missing or damaged ({error})") from None
+
+
+def _is_logged(row) -> bool:
+    if not (isinstance(row, dict) and all(isinstance(row.get(key), int) for key in ("step", "tokens"))):
+        return False
+    of_evaluation = ("val_loss", "val_bits_per_byte") if "val_loss" in row else ()
+    of_step = [key for key in ("train_loss", "grad_norm", "learning_rate") if row.get(key) is not None]
+    return all(isinstance(row.get(key), int | float) for key in (*of_evaluation, *of_step))
 
 
 def _outer_name(name: str) -> str:

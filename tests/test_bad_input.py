@@ -14,6 +14,7 @@ import train
 from tiny import call, config_file, trained
 
 ROOT = Path(__file__).parent.parent
+FULL = Path("/dev/full")
 
 
 def refusal(capsys, program, *arguments):
@@ -209,6 +210,19 @@ def test_a_program_started_with_a_closed_stream_does_its_work(run, tmp_path, cap
         assert call(program, *arguments) == status
     assert (tmp_path / "runs" / "tiny" / "report.html").is_file() and (out / "report.html").is_file()
     assert "error" not in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="the system has no such device")
+def test_a_full_disk_behind_stdout_is_named(run, tmp_path, capsys, monkeypatch):
+    for program, arguments in [
+        (train, [config_file(tmp_path), "--print-config"]),
+        (generate, [run, "--max-new-tokens=1"]),
+        (generate, [run, "--max-new-tokens=1", "--json"]),
+        (compare, ["--runs", run, "--out", tmp_path / "out"]),
+    ]:
+        monkeypatch.setattr(sys, "stdout", FULL.open("w"))
+        assert call(program, *arguments) == 2
+        assert capsys.readouterr().err.endswith("error: stdout: cannot be written: No space left on device\n")
 
 
 @pytest.mark.parametrize("program", ["prepare.py", "train.py", "generate.py", "compare.py"])

@@ -142,6 +142,13 @@ def absurd_json(rng, file):
     file.write_text(json.dumps(content))
 
 
+def absurd_row(rng, file):
+    lines = file.read_text().splitlines()
+    row = json.loads(lines[place := rng.randrange(len(lines))])
+    row[rng.choice([*row, "val_loss", "diverged"])] = rng.choice(ABSURD)
+    file.write_text("\n".join([*lines[:place], json.dumps(row), *lines[place + 1 :], ""]))
+
+
 def other_tensors(rng, file):
     tensors = load_file(file)
     name = rng.choice(sorted(tensors))
@@ -237,7 +244,7 @@ def test_a_tampered_checkpoint_loads_or_is_refused_in_one_line(checkpoint, finis
 
 
 LINES = [kind for kind in ANY if kind is not pipe]  # a config may well come through a pipe
-RUN_FILES = {"config.yaml": LINES, "corpus.json": [*ANY, absurd_json], "metrics.jsonl": LINES}
+RUN_FILES = {"config.yaml": LINES, "corpus.json": [*ANY, absurd_json], "metrics.jsonl": [*LINES, *[absurd_row] * 3]}
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -95,12 +95,24 @@ def test_other_tokenizers_compare_in_bits_per_byte_and_nothing_else(trained, tmp
     assert not same_tokens([open_run(trained / name) for name in ("rope-seed0", "char")])
 
 
+def edit(folder, key, value=None):
+    """Gives the second row of metrics.jsonl another value, or none."""
+    first, row, *others = (file := folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    row = json.loads(row) | {key: value}
+    if value is None:
+        del row[key]
+    file.write_text("\n".join([first, json.dumps(row), *others, ""]), encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("prepare", "expected"),
     [
         (lambda folder: shutil.rmtree(folder / "checkpoints"), "is not finished; train.py --resume"),
         (lambda folder: (folder / "config.yaml").unlink(), "is not a run folder"),
         (lambda folder: (folder / "metrics.jsonl").unlink(), "metrics.jsonl: missing"),
+        (lambda folder: edit(folder, "tokens"), "metrics.jsonl: .*line 2 lacks step or tokens"),
+        (lambda folder: edit(folder, "learning_rate", "1e-3"), "metrics.jsonl: .*line 2 .*has no number"),
+        (lambda folder: edit(folder, "val_loss", "3.0"), "metrics.jsonl: .*line 2 .*has no number"),
         (lambda folder: (folder / "corpus.json").unlink(), "corpus.json: missing"),
         (lambda folder: (folder / "corpus.json").write_text('{"source": "a"}'), "corpus.json: hash: .*str, got None"),
     ],
