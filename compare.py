@@ -56,6 +56,7 @@ def main() -> None:
         if args.runs:
             out = args.out or Path("runs/report")
             print(report(args.runs, args.baseline, out))
+            parts = [out]
         else:
             comparison = load_comparison(args.config, args.overrides)
             out = comparison.config.folder
@@ -66,7 +67,10 @@ def main() -> None:
                 return
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that train.py processes are stopped too
             print(compare(comparison, args.jobs))
-        print(f"written to {out}: report.html, report.md, results.json", file=sys.stderr)
+            parts = [part.config.folder for part in comparison.parts().values()]
+        for folder in dict.fromkeys([*parts, out]):
+            results = ", results.json" * (folder in parts)  # there is none of all conditions together
+            print(f"written to {folder}: report.html, report.md{results}", file=sys.stderr)
 
 
 if __name__ == "__main__":

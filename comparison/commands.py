@@ -5,6 +5,7 @@ from pathlib import Path
 
 from base import InputError
 from comparison.design import Comparison
+from comparison.diagnostics import parts_answers
 from comparison.gathering import gather
 from comparison.grouping import group, open_run
 from comparison.measure import Corpora
@@ -14,6 +15,7 @@ from comparison.results import Results
 from comparison.schedule import announce, train_all
 from comparison.tables import tables
 from comparison.tuning import finished, next_runs, reported_runs, tuning_runs
+from data.synthetic import task_of
 from training.run import RunFolder
 from training.starting import fit_to_corpus
 from training.tracking import track_report
@@ -41,14 +43,19 @@ def compare(comparison: Comparison, jobs: int = 1) -> str:
 
 
 def _check_texts(parts: Iterable[Comparison], corpora: Corpora) -> None:
-    """Tokenizes each text, which side by side each process would. InputError where one is too short to be reported on:
-    before the rates are chosen, not after."""
+    """Tokenizes each text, which side by side each process would. InputError where one is too short to be reported on, or
+    a task's answers could not be scored: before the rates are chosen, not after."""
     checked = {}
     for part in parts:
         rate = next(iter(part.config.learning_rates), None)
         for config in (part.reported_runs(variant, rate)[0].config for variant in part.config.variants):
             if config.data not in checked:
-                checked[config.data] = corpora.load(config.data)
+                checked[config.data] = corpus = corpora.load(config.data)
+                if (task := task_of(corpus.source)) and not parts_answers(corpus.tokenizer, task):
+                    raise InputError(
+                        f"data.tokenizer: of {corpus.source} this one joins prompt and answer, which could not be scored; "
+                        "expected kind char or byte"
+                    )
             fit_to_corpus(config, checked[config.data])
 
 

@@ -103,7 +103,7 @@ class CompareConfig(FrozenConfig):
         changes = {
             "name": condition,
             "runs_dir": str(self.folder),
-            "settings": _dotted(self.settings) | _dotted(chosen.settings),
+            "settings": _then(_dotted(self.settings), _dotted(chosen.settings)),
             "variants": {name: self.variants[name] for name in names},
             "conditions": {},
         }
@@ -142,7 +142,7 @@ class Comparison:
         return [self._run(variant, seed, rate, part) for seed in self.config.seeds_of(variant)]
 
     def _run(self, variant, seed, rate, part):
-        own = _dotted(self.config.settings) | _dotted(self.config.variants[variant])
+        own = _then(_dotted(self.config.settings), _dotted(self.config.variants[variant]))
         # without the + of 1e+16
         name = f"{variant}{'' if rate is None else f'-lr{rate}'}-seed{seed}".replace("+", "")
         place = {} if rate is None else {"train.learning_rate": rate, "data.val_part": part}
@@ -172,15 +172,11 @@ def load_comparison(path: str, overrides: list[str]) -> Comparison:
     if "variants" not in values and values.keys() & Config.model_fields.keys() - CompareConfig.model_fields.keys():
         raise InputError(f"{path}: a training config, expected a comparison: python train.py {path}")
     for key, value in map(parse_override, overrides):
-        if key.split(".")[0] in CompareConfig.model_fields:
-            set_dotted(values, key, value)
-        else:
-            values["settings"] = values.get("settings") or {}
-            if isinstance(values["settings"], dict):  # anything else is rejected below
-                values["settings"][key] = value
+        _override(values, key if key.split(".")[0] in CompareConfig.model_fields else f"settings.{key}", value)
     config = check_config({"name": Path(path).stem, **values}, path, CompareConfig)
     comparison, models = Comparison(config, path, config.name), []
     for part in comparison.parts().values():
+        _check_settings(part)
         for variant in part.config.variants:
             runs = part.tuning_runs(variant, config.learning_rates)
             runs += part.reported_runs(variant, next(iter(config.learning_rates), None))
@@ -198,8 +194,36 @@ def _dotted(values: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for key, value in values.items():
         inner = key in SECTIONS and isinstance(value, dict)
-        found |= _dotted({f"{key}.{below}": v for below, v in value.items()}) if inner else {key: value}
+        more = _dotted({f"{key}.{below}": v for below, v in value.items()}) if inner else {key: value}
+        found = _then(found, more)
     return found
+
+
+def _then(first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
+    """All dotted keys in the order to set them: model.position after model.position.base would undo it."""
+    return {key: value for key, value in first.items() if key not in last} | last
+
+
+def _override(values: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a dotted key of a comparison; of one within the settings or a variant all that follows stays one key."""
+    inside = {name: values[name] if isinstance(values.get(name), dict) else {} for name in ("variants", "conditions")}
+    places = [(values, "settings", "settings.")]
+    places += [(inside["variants"], name, f"variants.{name}.") for name in inside["variants"]]
+    places += [(one, "settings", f"conditions.{name}.settings.") for name, one in inside["conditions"].items()]
+    for place, name, prefix in sorted(places, key=lambda each: -len(each[2])):  # a name may begin with another one
+        if key.startswith(prefix) and isinstance(place, dict) and isinstance(own := place.get(name) or {}, dict):
+            place[name] = _then(own, {key.removeprefix(prefix): value})
+            return
+    set_dotted(values, key, value)
+
+
+def _check_settings(part: Comparison) -> None:
+    """InputError where a setting reaches no run: no variant leaves it as it is."""
+    variants = [_dotted(own) for own in part.config.variants.values()]
+    for key in _dotted(part.config.settings):
+        hiding = [next((own for own in keys if f"{key}.".startswith(f"{own}.")), None) for keys in variants]
+        if all(hiding):
+            raise InputError(f"{part.path}: settings.{key}: reaches no run, every variant sets {sorted({*hiding})[0]}")
 
 
 def rejection(model: ModelConfig, options: dict[str, Any]) -> str | None:

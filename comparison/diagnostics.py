@@ -1,5 +1,7 @@
 """Exact match, attention by distance and embedding sizes of a trained model."""
 
+from functools import partial
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -8,8 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from comparison.results import Attention, EmbeddingRms
-from data.documents import END_OF_TEXT
-from data.synthetic import examples
+from data.synthetic import TRAINED_LENGTHS, examples
 from data.tokenizer import encode
 from model.transformer import Transformer
 from training.evaluation import in_passes
@@ -17,21 +18,35 @@ from training.evaluation import in_passes
 WINDOWS = 32  # for attention by distance
 
 
+def parts_answers(tokenizer: Tokenizer, task: str) -> bool:
+    """Whether a tokenizer parts the prompts of a synthetic task from their answers, or else an answer is no tokens of its
+    own: bpe joins letters, and in induction and recall an answer follows one."""
+    texts = examples(task, TRAINED_LENGTHS[task], 200, seed=0)
+    ids = partial(encode, tokenizer, add_special_tokens=False)
+    return all(ids(prompt) + ids(answer) == ids(prompt + answer) for prompt, answer in texts)
+
+
 @torch.no_grad()
 def exact_match(
-    model: Transformer, tokenizer: Tokenizer, task: str, lengths: list[int], count: int = 200, seed: int = 0
+    model: Transformer,
+    tokenizer: Tokenizer,
+    end: int,
+    task: str,
+    lengths: list[int],
+    count: int = 200,
+    seed: int = 0,
 ) -> dict[int, float | None]:
     """For each length, the share of `count` examples of a synthetic task that the model answers without a mistake.
 
-    An answer counts when each of its tokens, and end-of-text after it, is the argmax given the right tokens before
+    An answer counts when each of its tokens, and `end`, end-of-text, after it is the argmax given the right tokens before
     it; this equals greedy decoding and takes one pass. None where the scheme has no positions for that length.
     """
-    end, device = tokenizer.token_to_id(END_OF_TEXT), model.output_weight.device
-    shares = {}
+    device, shares = model.output_weight.device, {}
     for length in lengths:
         inputs, expected = [], []
         for prompt, answer in examples(task, length, count, seed):
-            before, answered = [end, *encode(tokenizer, prompt)], [*encode(tokenizer, answer), end]
+            prompt, answer = (encode(tokenizer, text, add_special_tokens=False) for text in (prompt, answer))
+            before, answered = [end, *prompt], [*answer, end]
             inputs.append(torch.tensor(before + answered[:-1]))
             expected.append(torch.tensor([-1] * (len(before) - 1) + answered))
         input_ids = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True).to(device)
@@ -40,9 +55,9 @@ def exact_match(
             shares[length] = None
             continue
 
-        def is_right(first, end):
-            wanted = targets[first:end]
-            return ((model(input_ids[first:end]).argmax(dim=-1) == wanted) | (wanted < 0)).all(dim=-1)
+        def is_right(first, last):
+            wanted = targets[first:last]
+            return ((model(input_ids[first:last]).argmax(dim=-1) == wanted) | (wanted < 0)).all(dim=-1)
 
         right = torch.cat(list(in_passes(count, input_ids.shape[1], is_right)))
         shares[length] = right.sum().item() / count

@@ -119,6 +119,7 @@ def _draw(plot: Plot) -> str:
         "svg.fonttype": "none",  # letters stay text
         "svg.hashsalt": plot.name,  # the same numbers give the same file
         "font.size": 9,
+        "text.parse_math": False,  # a folder's name may have a $
         **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
         "axes.spines.top": False,
         "axes.spines.right": False,

@@ -29,7 +29,10 @@ from training.versions import versions
 SAME_START = "All variants of a seed start from the same shared initial weights and see the same batches."
 OTHER_START = "The variants differ in more than positions, and so perhaps in their initial weights and batches."
 FOUND = "These runs were found, not planned: they may differ in more than their settings, as in the program's version."
-TOKENIZERS_DIFFER = "The tokenizers differ: losses are in bits per byte, and those of single tokens are left out."
+TOKENIZERS_DIFFER = (
+    "The tokenizers differ: losses are in bits per byte, and those of single tokens are left out. As many tokens are not as "
+    "much text."
+)
 CPU = Path("/proc/cpuinfo")
 
 

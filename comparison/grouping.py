@@ -13,6 +13,7 @@ from training.run import RunFolder, trained_keys
 
 def open_run(folder: Path) -> RunFolder:
     """The run in a folder, which may have moved; InputError where there is none, or it is not finished."""
+    folder = folder.resolve() if folder.name in ("", "..") else folder  # which have no name of their own
     if not (folder / "config.yaml").is_file():
         raise InputError(f"{folder}: is not a run folder: it has no config.yaml")
     place = {"runs_dir": str(folder.parent), "name": folder.name}

@@ -122,7 +122,7 @@ def share(count: int, n: int) -> Share:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """p-values corrected for their number, so that one wrong claim among all stays as rare as one alone. Holm 1979.
+    """p-values corrected for their number, so that one wrong claim among these stays as rare as one alone. Holm 1979.
 
     The smallest of m is multiplied by m, the next by m − 1 …; none becomes smaller than one before it, or above 1.
     """

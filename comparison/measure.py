@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from base import InputError, read_json
 from comparison.design import rejection
-from comparison.diagnostics import attention_by_distance, embedding_rms, exact_match
+from comparison.diagnostics import attention_by_distance, embedding_rms, exact_match, parts_answers
 from comparison.losses import losses_by_length
 from comparison.results import LoggedRun, MeasuredRun, Run, SchemeMetric
 from data.config import DataConfig
@@ -48,7 +48,7 @@ def read_run(run: RunFolder) -> Run | LoggedRun:
         grad_norm=[(row["tokens"], row["grad_norm"]) for row in steps if row.get("grad_norm")],
         scheme_metrics={name: _scheme_metric(name, words, steps) for name, words in metrics.items()},
         corpus=run.corpus(),
-        versions=read_json(file) if (file := run.path / "versions.json").is_file() else {},
+        versions=run.versions(),
     )
 
 
@@ -76,6 +76,8 @@ def measure(
     tokens: losses are measured at multiples of it, whatever this run was trained with.
     """
     checkpoint, file = run.checkpoint(run.config.train.steps), run.path / "measurements.json"
+    if not (checkpoint / WEIGHTS).is_file():
+        raise InputError(f"{checkpoint / WEIGHTS}: missing; the run cannot be measured without it")
     with (checkpoint / WEIGHTS).open("rb") as weights:
         digest = hashlib.file_digest(weights, "sha256").hexdigest()
     depends_on = [VERSION, context, digest, read_json(checkpoint / "config.json"), run.corpus()]
@@ -115,8 +117,9 @@ def read_kept(file: Path) -> dict:
 def _evaluate(model: Transformer, corpus: Corpus, context: int, packed: bool) -> dict:
     # without packing no window has more than one example
     by_context, by_position = losses_by_length(model, corpus.val, context) if packed else (None, None)
-    task = task_of(corpus.source)
-    shares = exact_match(model, corpus.tokenizer, task, scored_lengths(task)) if task else None
+    task, shares = task_of(corpus.source), None
+    if task and parts_answers(corpus.tokenizer, task):
+        shares = exact_match(model, corpus.tokenizer, corpus.end_of_text, task, scored_lengths(task))
     return {
         "loss_by_context": by_context,
         "loss_by_position": by_position,

@@ -94,5 +94,7 @@ def _in_full(one: Difference, margin: float) -> str:
         return f"equal within {margin:g}"
     if one.verdict == "undecided":
         seeds = one.seeds_needed
-        return f"undecided; about {seeds} seeds would do" if seeds else f"undecided; {MOST_SEEDS:,} seeds would not do"
+        return (
+            f"undecided; about {seeds} new seeds would do" if seeds else f"undecided; {MOST_SEEDS:,} seeds would not do"
+        )
     return f"not compared: {one.apart}" if one.apart else one.verdict

@@ -44,6 +44,8 @@ def _of_losses(results: Results) -> str:
     lowest = "has the lowest mean loss"
     if any(results.summary[variant].seeds != own.seeds for variant in compared):
         lowest += " on shared seeds"  # which the means of the table are not restricted to
+    if len(compared) < len(results.summary) - 1:
+        lowest += " of those compared"
     parts = [f"{baseline}, at {own.val_loss.mean:.4f} {unit}, {lowest}"]
     if compared[best].value < 0:
         found = compared.pop(best)

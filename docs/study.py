@@ -35,6 +35,9 @@ def loss(results: Results) -> str:
     header = ["variant", "rate", "seeds", "loss", f"difference to {results.baseline} (95 %)", "verdict", "parameters"]
     rows = []
     for variant, found in findings(results).items():
+        if variant not in results.summary:
+            rows.append([variant, *["n/a"] * 4, found.said, "n/a", "n/a"])
+            continue
         row, cost = results.summary[variant], results.cost.get(variant)
         edge = " (edge)" * (variant in results.at_edge)
         time = f"{cost.training.median:.2f}" if cost and cost.training else "n/a"
@@ -76,6 +79,21 @@ def curve(results: Results) -> str:
     return markdown(["tokens", *at], rows)
 
 
+def task(results: Results) -> str:
+    """A row a variant: the seeds that learned the task, and the share of right answers by length of the string."""
+    rows, lengths = [], sorted({at.x for row in results.summary.values() for at in row.exact_match})
+    for variant, found in findings(results).items():
+        if variant not in results.summary:
+            rows.append([variant, "n/a", "n/a", found.said, *["n/a"] * len(lengths)])
+            continue
+        row = results.summary[variant]
+        at = {point.x: plus_minus(point, 2) for point in row.exact_match}
+        rows.append(
+            [variant, f"{row.learning_rate:g}", found.numbers, found.said, *(at.get(x, "n/a") for x in lengths)]
+        )
+    return markdown(["variant", "rate", "seeds that learned", "verdict", *(f"{x:g}" for x in lengths)], rows)
+
+
 def gaps(*parts: Results) -> str:
     """A row a variant that is in several parts, a column a part: the difference to the baseline, bold where decided."""
     found = [{name: one for name, one in findings(part).items() if one.is_compared} for part in parts]
@@ -108,6 +126,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "length": length,
     "rates": rates,
     "curve": curve,
+    "task": task,
     "gaps": gaps,
     "forest": picture,
 }

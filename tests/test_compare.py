@@ -196,6 +196,16 @@ RATES = {"learning_rates": [1e-3, 1e-2], "tuning_seeds": [9]}
         ({"conditions": {"a": {"variants": ["rope", "x"]}}}, [], "conditions.a.variants: expected some of .* got 'x'"),
         ({"conditions": {"a": {"settings": {"train.stps": 3}}}}, [], "'stps'.*'steps'"),
         ({"conditions": {"a": {"train.steps": 3}}}, [], "conditions.a.*train.steps"),
+        ({}, ["model.position.base=9"], "settings.model.position.base: reaches no run, .* sets model.position$"),
+        ({}, ["settings.model.position=alibi"], "settings.model.position: reaches no run"),
+        (
+            {"conditions": {"a": {"settings": {"model": {"position.base": 9}}, "variants": ["rope"]}}},
+            [],
+            "settings.model.position.base: reaches no run",
+        ),
+        ({"settings": 3}, ["train.steps=3"], "settings.train.steps: expected settings to be a mapping, got 3"),
+        ({"variants": [1]}, ["variants.rope.seed=3"], "variants"),
+        ({"conditions": {"a": 3}}, ["conditions.a.settings.train.steps=3"], "conditions"),
         ({"evaluate_with": {"far": {"scaling": {"rope_type": "yarm", "factor": 2}}}}, [], "with.far: no .*yarm"),
         ({"evaluate_with": {"far": {"scalling": 1}}}, [], "evaluate_with.far: no .*scalling"),
         ({"evaluate_with": {"per": {"per_layer": True}}}, [], "evaluate_with.per: no .*needs parameters"),
@@ -205,6 +215,25 @@ def test_a_comparison_that_cannot_be_is_refused_before_any_run(tmp_path, changes
     """A seed among the settings would be silently replaced by those of the comparison."""
     with pytest.raises(InputError, match=expected):
         load_comparison(str(comparison_file(tmp_path, **changes)), overrides)
+
+
+def test_an_override_within_a_variant_or_the_settings_keeps_what_is_there(tmp_path):
+    """Whichever way it was written there; a key is part of the value of one that was set before it, not after."""
+    variants = {
+        "rope": {},
+        "rope.b": {"model": {"position": "rope"}},
+        "theta": {"model.position.base": 7, "model.position": "learned_theta"},
+    }
+    changes = {"variants": variants, "settings": {"model": {"position.base": 6}}, "conditions": {"a.b": {}}}
+    overrides = ["variants.rope.b.model.position.base=500", "variants.theta.model.position.base=300"]
+    overrides += ["conditions.a.b.settings.train.steps=9", "settings.train.eval_every=3"]
+    found = load_comparison(str(comparison_file(tmp_path, **changes)), overrides).parts()["a.b"]
+    configs = {variant: found.reported_runs(variant, None)[0].config for variant in variants}
+    schemes = {
+        variant: (config.model.position.scheme, config.model.position.base) for variant, config in configs.items()
+    }
+    assert schemes == {"rope": ("rope", 6), "rope.b": ("rope", 500), "theta": ("learned_theta", 300)}
+    assert (configs["rope"].train.steps, configs["rope"].train.eval_every) == (9, 3)
 
 
 def test_summary_by_hand():
@@ -235,7 +264,9 @@ def test_summary_by_hand():
     header, _, a, b, *_ = main
     assert header.count("|") == a.count("|") == b.count("|")
     assert "3.0000 ± 1.3229" in a and "| — |" in a
-    assert "+0.2500 ± 0.2500 | -0.3710 to +0.8710 | 0.23 | 0.87 | undecided; about 10 seeds would do | 0, 1, 2 |" in b
+    assert (
+        "+0.2500 ± 0.2500 | -0.3710 to +0.8710 | 0.23 | 0.87 | undecided; about 10 new seeds would do | 0, 1, 2 |" in b
+    )
     assert "| 3.250 ± 1.521 | n/a |" in by_context[3]
 
 
@@ -361,6 +392,13 @@ def test_a_text_without_a_half_to_report_on_is_refused_before_any_run(tmp_path, 
             (tmp_path / "text" / f"valid-{number}.txt").write_text(text, encoding="utf-8")
         with pytest.raises(InputError, match=expected):
             run_comparison(tmp_path, f"data.source={tmp_path / 'text'}", **RATES, seeds=[0])
+
+
+def test_a_task_whose_answers_are_no_tokens_of_their_own_is_refused_before_any_run(tmp_path, monkeypatch):
+    no_training(monkeypatch)
+    task = ["data.source=synthetic/induction", "data.tokenizer.kind=bpe", "data.tokenizer.vocab_size=300"]
+    with pytest.raises(InputError, match="data.tokenizer: of synthetic/induction .* expected kind char or byte"):
+        run_comparison(tmp_path, *task, "data.pack=false")
 
 
 def test_other_options_are_for_the_conditions_that_have_a_scheme_for_them(tmp_path):

@@ -4,10 +4,12 @@ import string
 import numpy
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from torch import nn
 
 from comparison import diagnostics
-from comparison.diagnostics import attention_by_distance, embedding_rms, exact_match
+from comparison.diagnostics import attention_by_distance, embedding_rms, exact_match, parts_answers
 from comparison.results import EmbeddingRms
 from data.config import TokenizerConfig
 from data.documents import END_OF_TEXT
@@ -28,6 +30,10 @@ def tokenizer():
     return train_tokenizer(TokenizerConfig(kind="char"), [string.ascii_letters + string.digits + "=+"])
 
 
+def end_of(tokenizer):
+    return tokenizer.token_to_id(END_OF_TEXT)
+
+
 def stream(length, seed=0):
     return numpy.random.default_rng(seed).integers(48, size=length).astype(numpy.uint16)
 
@@ -37,7 +43,7 @@ def stream(length, seed=0):
 
 def decoded(model, tokenizer, prompt, length):
     """What greedy decoding gives, token by token, up to `length` of them."""
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    end = end_of(tokenizer)
     ids = torch.tensor([end, *encode(tokenizer, prompt)])
     return [step.ids.item() for step in generate(model, ids, length, temperature=0.0, stop_ids=(end,))]
 
@@ -68,7 +74,11 @@ def copier(text):
 
 
 def test_who_copies_gets_all_right_and_who_errs_gets_what_is_left(tokenizer):
-    assert exact_match(Solver(tokenizer, copier), tokenizer, "copy", [1, 5, 40], 30) == {1: 1.0, 5: 1.0, 40: 1.0}
+    assert exact_match(Solver(tokenizer, copier), tokenizer, end_of(tokenizer), "copy", [1, 5, 40], 30) == {
+        1: 1.0,
+        5: 1.0,
+        40: 1.0,
+    }
 
     def stumbles(text):
         """Writes every j as an a."""
@@ -79,14 +89,16 @@ def test_who_copies_gets_all_right_and_who_errs_gets_what_is_left(tokenizer):
 
     without_j = sum("j" not in prompt for prompt, _ in examples("copy", 9, 50, seed=4)) / 50
     assert 0.2 < without_j < 0.6
-    assert exact_match(Solver(tokenizer, stumbles), tokenizer, "copy", [9], 50, seed=4) == {9: without_j}
-    assert exact_match(Solver(tokenizer, never_ends), tokenizer, "copy", [9], 50, seed=4) == {9: 0.0}
+    assert exact_match(Solver(tokenizer, stumbles), tokenizer, end_of(tokenizer), "copy", [9], 50, seed=4) == {
+        9: without_j
+    }
+    assert exact_match(Solver(tokenizer, never_ends), tokenizer, end_of(tokenizer), "copy", [9], 50, seed=4) == {9: 0.0}
 
 
 def test_memory_is_bounded_whatever_the_count(tokenizer, monkeypatch):
     monkeypatch.setattr(evaluation, "EVAL_TOKENS", 100)
     solver = Solver(tokenizer, copier)
-    assert exact_match(solver, tokenizer, "copy", [9, 70], 25) == {9: 1.0, 70: 1.0}
+    assert exact_match(solver, tokenizer, end_of(tokenizer), "copy", [9, 70], 25) == {9: 1.0, 70: 1.0}
     assert max(solver.passes) == 142 and sorted(set(solver.passes))[-2] == 100
 
 
@@ -94,7 +106,7 @@ def test_an_exact_match_is_what_greedy_decoding_would_have_given(scheme, tokeniz
     """Of answers of many lengths: what the model itself goes on with, every third with a token changed."""
     count = 60 if full else 20
     model = tiny_model(scheme, vocab_size=tokenizer.get_vocab_size(), initializer_range=0.7)
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    end = end_of(tokenizer)
     with torch.no_grad():
         model.output_weight[end] *= 2  # or few answers would end
     made, right = [], 0
@@ -108,13 +120,31 @@ def test_an_exact_match_is_what_greedy_decoding_would_have_given(scheme, tokeniz
         right += said[-1] == end and not changed
     assert 0.05 < right / count < 0.75 and len({len(answer) for _, answer in made}) > 2
     monkeypatch.setattr(diagnostics, "examples", lambda *_: made)
-    assert exact_match(model, tokenizer, "copy", [5], len(made)) == {5: right / len(made)}
+    assert exact_match(model, tokenizer, end_of(tokenizer), "copy", [5], len(made)) == {5: right / len(made)}
+
+
+def test_what_a_tokenizer_adds_by_itself_is_no_part_of_an_answer(tokenizer):
+    """A tokenizer of another model may put a token before each text, and end texts with one of another name."""
+    other = Tokenizer.from_str(tokenizer.to_str().replace(END_OF_TEXT, "</s>"))
+    end = other.token_to_id("</s>")
+    other.post_processor = TemplateProcessing(single="</s> $A", special_tokens=[("</s>", end)])
+    solver = Solver(other, lambda text: copier(text).replace(END_OF_TEXT, "</s>"))
+    assert exact_match(solver, other, end, "copy", [3], 20) == {3: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("task", "parted"), [("copy", True), ("addition", True), ("induction", False), ("recall", False)]
+)
+def test_bpe_joins_an_answer_with_the_letter_before_it(tokenizer, task, parted):
+    texts = ["".join(each) for length in range(1, 5) for each in examples(task, length, 500, seed=3)]
+    bpe = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=400), texts)
+    assert parts_answers(bpe, task) == parted and parts_answers(tokenizer, task)
 
 
 def test_a_length_past_the_table_is_not_scored(tokenizer, tiny_model):
     """The last answered token is asked for at its position, and end-of-text one later."""
     model = tiny_model("learned", vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=22)
-    scores = exact_match(model, tokenizer, "copy", [9, 10, 11], 5)
+    scores = exact_match(model, tokenizer, end_of(tokenizer), "copy", [9, 10, 11], 5)
     assert scores[9] is not None and scores[10] is not None and scores[11] is None
 
 

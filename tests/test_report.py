@@ -144,7 +144,7 @@ def test_the_forest_is_sorted_and_to_scale():
     half = 4.302653 * (0.059 / 3**0.5)  # t of 2 degrees of freedom; the baseline takes ± 0.001 away
     assert marks["line"]["x2"] - marks["line"]["x1"] == pytest.approx(2 * half * per_nat, abs=0.1)
     assert marks["rect"]["width"] == pytest.approx(0.04 * per_nat, abs=0.1), "the margin, on both sides"
-    assert cells[:2] == ["+0.100", "3.100"] and re.fullmatch(r"undecided; about \d+ seeds would do", cells[-1])
+    assert cells[:2] == ["+0.100", "3.100"] and re.fullmatch(r"undecided; about \d+ new seeds would do", cells[-1])
     assert places(found, "other")[1][-1] == "not compared: trained on 5 tokens"
     assert places(found, "gone")[1] == ["n/a", "n/a", "n/a", "diverged"]
     colours = dict(re.findall(r'row">(.+?)<.*?verdict" style="color: (.+?)"', table(plot)))
@@ -233,6 +233,11 @@ def test_labels_at_the_ends_of_lines_do_not_overlap():
     heights = sorted(y for name, (_, y) in where.items() if name != "early")
     assert min(b - a for a, b in zip(heights, heights[1:])) > 9, "8 points of letters"
     assert where["early"][0] < where["line 0"][0] - 100, "at its own last point"
+
+
+def test_a_name_is_no_formula():
+    line = Series("a$_$b", [(0, 1.0), (1, 2.0)])
+    assert "a$_$b" in svg_file(Plot("p", "title", "x (a)", "y (b)", "words", [line]))
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-4, 1e4])

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -114,6 +115,11 @@ def edit(folder, key, value=None):
         (lambda folder: edit(folder, "learning_rate", "1e-3"), "metrics.jsonl: .*line 2 .*has no number"),
         (lambda folder: edit(folder, "val_loss", "3.0"), "metrics.jsonl: .*line 2 .*has no number"),
         (lambda folder: (folder / "corpus.json").unlink(), "corpus.json: missing"),
+        (lambda folder: next(folder.glob("checkpoints/*/model.safetensors")).unlink(), "model.safetensors: missing"),
+        (
+            lambda folder: (folder / "versions.json").write_text('{"0": {"torch": 2}}'),
+            "versions.json: expected the vers",
+        ),
         (lambda folder: (folder / "corpus.json").write_text('{"source": "a"}'), "corpus.json: hash: .*str, got None"),
     ],
 )
@@ -122,6 +128,13 @@ def test_what_is_no_finished_run_is_named(trained, tmp_path, prepare, expected):
     prepare(tmp_path / "broken")
     with pytest.raises(InputError, match=f"broken.*{expected}"):
         commands.report([trained / "none-seed0", tmp_path / "broken"], None, tmp_path / "out")
+
+
+def test_a_run_is_called_like_its_folder_also_from_within(trained, monkeypatch):
+    monkeypatch.chdir(trained / "rope-seed0" / "checkpoints")
+    assert open_run(Path("..")).path.name == "rope-seed0"
+    monkeypatch.chdir("..")
+    assert [*group([open_run(Path())])] == ["rope"]
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,13 @@ def test_the_lowest_mean_is_that_on_shared_seeds():
     )
 
 
+def test_the_lowest_mean_is_that_of_those_compared():
+    runs = shifted(far=0.1) | {"other": [run(seed, 2.0) for seed in (5, 6, 7)]}
+    assert sentences(results(runs, "base"))[0].startswith(
+        "`base`, at 3.0000 nats per token, has the lowest mean loss of th"
+    )
+
+
 def test_no_note_is_turned_round_by_a_baseline_called_none():
     runs = shifted(far=0.1)
     found = results({"none": runs["base"], "far": runs["far"]}, "none", tuning=runs)
