@@ -17,6 +17,7 @@ from pathlib import Path
 LOOK_SECONDS = 0.25
 BUSY = 0.25  # cores that other programs use; an idle system's housekeeping needs less than half of that
 STAT = Path("/proc/stat")
+chosen: int | None = None  # the program's number of threads, where it set one: PyTorch tells only the thread that did
 
 
 def share_the_cores() -> None:
@@ -41,8 +42,9 @@ def _watch(ended: threading.Event) -> None:
             continue
         import torch
 
-        cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
-        is_crowded = threads > 1 and threads + others / wall > cores + BUSY
+        cores, threads = len(os.sched_getaffinity(0)), chosen or torch.get_num_threads()
+        # more threads than cores sleep anyway
+        is_crowded = 1 < threads <= cores and threads + others / wall > cores + BUSY
         if is_crowded and leave is None:
             leave = crowd(cores - threads + 2)
         elif leave is not None and not is_crowded:

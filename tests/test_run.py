@@ -122,12 +122,12 @@ def test_more_steps_are_the_same_experiment_and_another_text_is_not(tmp_path, st
 def test_a_row_that_a_crash_cut_off_is_forgotten(started):
     run = RunFolder(started, resume=True)
     for step in (1, 2, 3):
-        run.log({"step": step, "train_loss": 0.1})
+        run.log({"step": step, "tokens": 9, "train_loss": 0.1})
     with run.metrics_file.open("a") as file:
         file.write('{"step": 4, "tra')
     assert [row["step"] for row in run.metrics()] == [1, 2, 3]
     run.drop_rows_after(2)
-    run.log({"step": 3, "train_loss": 1 / 3})
+    run.log({"step": 3, "tokens": 9, "train_loss": 1 / 3})
     lines = map(json.loads, run.metrics_file.read_text(encoding="utf-8").splitlines())
     assert [(row["step"], row["train_loss"]) for row in lines] == [(1, 0.1), (2, 0.1), (3, 1 / 3)]
 

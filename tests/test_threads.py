@@ -10,6 +10,7 @@ import torch
 from model import threads
 from model.threads import crowd, share_the_cores
 from training.loss import summed_loss
+from training.machine import using_threads
 
 LINUX = pytest.mark.skipif(not threads.STAT.is_file(), reason="needs /proc/stat")
 
@@ -52,6 +53,7 @@ class Looks:
         (2, 2, [0.1, 0.9, 1.0, 0.1, 0.3], ". . 2 . . gone . 2 ."),
         (8, 4, [3.9, 4.5, 0.0], ". . 6 . gone ."),  # four are left over before it gets crowded; 4 + 6 − 1 > 8
         (2, 1, [2.0, 2.0], ". . ."),  # a single thread waits for nobody
+        (1, 4, [0.5, 0.5], ". . ."),  # too many for the cores, which may have become fewer: they sleep by themselves
     ],
 )
 def test_idle_threads_crowd_the_processors_while_others_use_them(monkeypatch, cores, own_threads, others, log):
@@ -74,6 +76,18 @@ def test_a_crowd_is_there_until_told_to_leave():
             break
         time.sleep(0.01)
     assert count() <= before
+
+
+@LINUX
+def test_the_watch_knows_how_many_threads_a_run_uses(monkeypatch):
+    """Of eight cores: next to a busy program four threads have room, eight have not."""
+    for count, log in ((4, ". ."), (8, ". 2 .")):
+        looks = Looks(monkeypatch, 8, 8, [1.0])
+        monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+        with using_threads(count):
+            threads._watch(looks)
+        assert " ".join(map(str, looks.log)) == log
+    assert threads.chosen is None
 
 
 def test_how_threads_wait_changes_no_bit(tiny_model, tokens):

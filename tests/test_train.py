@@ -25,6 +25,7 @@ from configs import load_config
 from data.batches import IGNORED, Batches
 from data.corpus import load_corpus
 from model.checkpoint import load_checkpoint
+from model.position import POSITIONS
 from model.transformer import Transformer
 from tiny import (
     TEXT,
@@ -49,6 +50,7 @@ from training import loop, rehearsal
 from training.evaluation import evaluate
 from training.facts import duration, opening
 from training.loop import Trainer, train
+from training.loss import summed_loss
 from training.run import RunFolder
 from training.schedule import learning_rate
 from training.starting import fit_to_corpus
@@ -374,6 +376,34 @@ def test_a_run_with_skipped_steps_resumes_exactly_and_counts_on(tmp_path):
             train(run_config(tmp_path, "name=other", *every, "train.max_skipped_steps=2"), resume=True)
         train(stopped, resume=True)
     assert_same_bits(whole, stopped)
+
+
+def test_a_run_saved_before_any_step_counted_goes_on(tmp_path):
+    """The optimizer has no moments yet."""
+    every = ["train.checkpoint_every=2", "train.max_skipped_steps=2"]
+    with harmed([1, 2]):
+        whole, stopped = whole_and_other(tmp_path, *every)
+        train_until(3, stopped)
+        train(stopped, resume=True)
+    assert_same_bits(whole, stopped)
+
+
+PARTIAL = [scheme for scheme, kind in POSITIONS.items() if "every" in kind.Options.model_fields]
+
+
+@pytest.mark.parametrize("scheme", PARTIAL)
+def test_what_acts_in_some_layers_trains_all_its_parameters_and_goes_on(tmp_path, scheme):
+    """One without a gradient would have no moments to go on with, and DistributedDataParallel would wait for it."""
+    position = f"model.position={{scheme: {scheme}, every: [1]}}"
+    every = ["train.steps=3", "train.checkpoint_every=1", "model.num_hidden_layers=2", position]
+    whole, stopped = whole_and_other(tmp_path, *every)
+    train_until(2, stopped)
+    train(stopped, resume=True)
+    assert_same_bits(whole, stopped)
+    config = load_config(whole.folder / "config.yaml").model
+    model = Transformer(config)
+    summed_loss(model, torch.arange(8)[None], torch.arange(8)[None]).backward()
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
 
 
 # What does not fit

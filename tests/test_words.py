@@ -58,7 +58,7 @@ def test_a_lead_that_rounds_to_nothing_is_not_called_one_of_nothing():
 def test_what_is_not_compared_is_never_the_answer():
     found = results(shifted(longer=-0.5, near=0.003), "base", apart={"longer": "trained with a context of 64 tokens"})
     said = sentences(found)
-    assert said[0].startswith("`base`, at 3.0000 nats per token, has the lowest mean loss; equal")
+    assert said[0].startswith("`base`, at 3.0000 nats per token, has the lowest mean loss of those compared; equal")
     assert any("`longer` (trained with a context of 64 tokens)" in line for line in said[1:])
 
 

@@ -8,6 +8,7 @@ import torch
 
 from base import InputError
 from configs import TrainConfig
+from model import threads
 from model.device import is_out_of_memory
 from model.transformer import Transformer
 from training.alone import ALONE, Alone
@@ -30,12 +31,14 @@ def pick_engine(config: TrainConfig) -> Alone:
 @contextmanager
 def using_threads(count: int) -> Iterator[None]:
     """Gives PyTorch this number of threads inside the block."""
-    before = torch.get_num_threads()
+    before = torch.get_num_threads(), threads.chosen
     torch.set_num_threads(count)
+    threads.chosen = count
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(before[0])
+        threads.chosen = before[1]
 
 
 def compile_where_possible(model: Transformer, engine: Alone = ALONE) -> None:

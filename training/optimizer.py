@@ -44,7 +44,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, state: dict, engine: Alo
             n: {key: engine.like(parameters[n], each) for key, each in own.items()} for n, own in state["state"].items()
         }
         optimizer.load_state_dict({"state": moments, "param_groups": groups})
-        for group in optimizer.param_groups:
+        for group in optimizer.param_groups if moments else ():  # there are none before the first step that counts
             for parameter in group["params"]:
                 shape = parameter.shape
                 adamw = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}

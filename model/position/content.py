@@ -4,18 +4,21 @@ Queries are q_m, keys k_n, inputs of a layer's attention x_m, all of one head of
 q_m·k_n / √d. Where a term is looked up by the distance m − n, it is computed for each distance: see `by_distance`.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.linear import Embedding, Linear
-from model.position.base import InLayers, distances, ladder, phase_device, phases
+from model.position.base import InLayers, Position, distances, ladder, phase_device, phases
 from settings import Single, Size
 
 
-def per_layer(config, make) -> nn.ModuleList:
-    """A module of make() for each layer."""
-    return nn.ModuleList(make() for _ in range(config.num_hidden_layers))
+def per_layer(scheme: Position, make: Callable[[], nn.Module]) -> nn.ModuleList:
+    """A module of make() for each layer that the scheme acts in: in another one it would never have a gradient."""
+    layers = range(scheme.config.num_hidden_layers)
+    return nn.ModuleList(make() if scheme.acts_in(layer) else nn.Module() for layer in layers)
 
 
 def by_distance(values: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
@@ -51,7 +54,7 @@ class Shaw(InLayers):
 
     def __init__(self, config):
         super().__init__(config)
-        self.tables = per_layer(config, lambda: Embedding(self.options.clip + 1, config.head_dim))
+        self.tables = per_layer(self, lambda: Embedding(self.options.clip + 1, config.head_dim))
 
     def content_bias(self, layer, x, q, k, q_positions, k_positions):
         scores = q @ self.tables[layer].weight.flip(0).mT / q.shape[-1] ** 0.5
@@ -68,7 +71,7 @@ class TransformerXL(InLayers):
     def __init__(self, config):
         super().__init__(config)
         shape = config.num_attention_heads, config.head_dim
-        self.projections = per_layer(config, lambda: Linear(config.hidden_size, shape[0] * shape[1]))
+        self.projections = per_layer(self, lambda: Linear(config.hidden_size, shape[0] * shape[1]))
         self.u, self.v = nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.zeros(shape))
         self.r: Tensor | None = None  # (distances so far, hidden_size): sines take longer than all the rest
 
@@ -122,8 +125,8 @@ class Deberta(InLayers):
         super().__init__(config)
         heads = config.num_attention_heads * config.head_dim
         self.table = Embedding(self.options.rows, config.hidden_size)
-        self.to_keys = per_layer(config, lambda: Linear(config.hidden_size, heads))
-        self.to_queries = per_layer(config, lambda: Linear(config.hidden_size, heads))
+        self.to_keys = per_layer(self, lambda: Linear(config.hidden_size, heads))
+        self.to_queries = per_layer(self, lambda: Linear(config.hidden_size, heads))
 
     def features(self, layer, q, k):
         return q * 3**-0.5, k  # scales q·k, and below q·K; k·Q is scaled there
@@ -160,8 +163,8 @@ class Inkling(InLayers):
     def __init__(self, config):
         super().__init__(config)
         mixed = config.num_attention_heads * self.options.d_rel
-        self.mixers = per_layer(config, lambda: Linear(config.hidden_size, mixed))
-        self.banks = per_layer(config, lambda: Embedding(self.options.extent, self.options.d_rel))
+        self.mixers = per_layer(self, lambda: Linear(config.hidden_size, mixed))
+        self.banks = per_layer(self, lambda: Embedding(self.options.extent, self.options.d_rel))
 
     def content_bias(self, layer, x, q, k, q_positions, k_positions):
         mixed = self.mixers[layer](x).unflatten(-1, (q.shape[1], -1)).transpose(1, 2)  # (B, heads, Tq, d_rel)
@@ -182,7 +185,7 @@ class Fox(InLayers):
     def __init__(self, config):
         super().__init__(config)
         heads = config.num_attention_heads
-        self.gates = per_layer(config, lambda: Linear(config.hidden_size, heads))
+        self.gates = per_layer(self, lambda: Linear(config.hidden_size, heads))
         self.b = nn.Parameter(torch.full((config.num_hidden_layers, heads), self.options.start))
 
     def kept(self, layer, x):
