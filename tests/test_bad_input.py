@@ -212,6 +212,25 @@ def test_a_program_started_with_a_closed_stream_does_its_work(run, tmp_path, cap
     assert "error" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE: expected a number of processes, as torchrun sets it, got 'two'"),
+        ({"WORLD_SIZE": "0"}, "got '0'"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE 2: expected RANK beside it"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "a"}, "expected MASTER_PORT beside it"),
+        ({"WORLD_SIZE": ""}, None),
+    ],
+)
+def test_an_environment_that_is_not_torchrun_s_is_named(tmp_path, capsys, monkeypatch, environment, expected):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if expected is None:
+        assert call(train, config_file(tmp_path), "--print-config") == 0
+    else:
+        assert expected in refusal(capsys, train, config_file(tmp_path), "--print-config")
+
+
 @pytest.mark.skipif(not FULL.exists(), reason="the system has no such device")
 def test_a_full_disk_behind_stdout_is_named(run, tmp_path, capsys, monkeypatch):
     for program, arguments in [

@@ -23,7 +23,7 @@ from comparison.tuning import next_runs
 from configs import load_config
 from tiny import Stopped, call, killed_before_step, rows, run_config, train_until, weights
 from training.loop import train
-from training.processes import STARTED_BY_TORCHRUN
+from training.processes import RENDEZVOUS, STARTED_BY_TORCHRUN
 from training.run import RunFolder
 
 ROOT = Path(__file__).parent.parent
@@ -69,7 +69,8 @@ def test_the_list_names_the_program_from_anywhere(tmp_path, monkeypatch):
 
 
 def test_a_comparison_is_no_part_of_a_group_of_processes(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("WORLD_SIZE", *RENDEZVOUS):
+        monkeypatch.setenv(name, "2")
     assert call(program, comparison_file(tmp_path)) == 2
     assert "without torchrun" in capsys.readouterr().err
 

@@ -10,13 +10,21 @@ from base import InputError
 
 STARTED_BY_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR")
 STARTED_BY_TORCHRUN += ("MASTER_PORT", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME")
+RENDEZVOUS = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _KEPT = []  # as long as the process lives: gloo's destructor waits for a thread that may wait for Python's lock
 TIMEOUT = timedelta(minutes=30)  # for what one process does while the others wait, such as a checkpoint
 
 
 def number_of_processes() -> int:
-    """How many torchrun has started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", 1))
+    """How many torchrun has started; 1 without it. InputError where the environment is not torchrun's."""
+    size = os.environ.get("WORLD_SIZE") or "1"
+    if not (size.isdecimal() and int(size)):
+        raise InputError(f"WORLD_SIZE: expected a number of processes, as torchrun sets it, got {size!r:.60}")
+    if missing := [name for name in RENDEZVOUS if int(size) > 1 and not os.environ.get(name)]:
+        raise InputError(
+            f"WORLD_SIZE {size}: expected {missing[0]} beside it, as torchrun sets it; unset it for one process"
+        )
+    return int(size)
 
 
 @contextmanager
