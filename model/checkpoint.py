@@ -40,7 +40,7 @@ def save_checkpoint(folder: Path, model: Transformer, files: dict[str, str], tra
             if folder.exists():  # a folder that is not empty cannot be renamed over
                 os.replace(folder, old)
             os.replace(beside, folder)
-            _flush(folder.parent)
+            _flush_names(folder.parent)
     except InputError:
         shutil.rmtree(beside, ignore_errors=True)
         raise
@@ -67,14 +67,17 @@ def _write(folder, model, files, trainer):
             raise
     sums = [f"{_sum(folder / name)}  {name}\n" for name in (WEIGHTS, TRAINER, TOKENIZER) if (folder / name).exists()]
     (folder / SUMS).write_text("".join(sums), encoding="utf-8")
-    for path in [*folder.iterdir(), folder]:
-        _flush(path)
+    for path in folder.iterdir():
+        with path.open("r+b") as file:  # Windows flushes only what is open for writing
+            os.fsync(file.fileno())
+    _flush_names(folder)
 
 
-def _flush(path):
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+def _flush_names(folder):
+    if hasattr(os, "O_DIRECTORY"):  # Windows has none, and opens no folder
+        descriptor = os.open(folder, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
 
 
 def _sum(file):

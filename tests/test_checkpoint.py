@@ -619,6 +619,28 @@ def test_saving_twice_keeps_the_second_and_leaves_nothing_beside(saved, tiny_mod
     assert torch.equal(load_checkpoint(saved).norm.weight, model.norm.weight)
 
 
+def test_where_a_system_opens_no_folder_and_flushes_only_what_is_written_a_model_is_saved(
+    tiny_model, tmp_path, monkeypatch
+):
+    """As Windows."""
+    fcntl, real, flushed = pytest.importorskip("fcntl"), os.open, []
+
+    def open_file(path, *how, **more):
+        if os.path.isdir(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *how, **more)
+
+    def flush(descriptor):
+        assert fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+        flushed.append(descriptor)
+
+    monkeypatch.delattr(os, "O_DIRECTORY")
+    monkeypatch.setattr(os, "open", open_file)
+    monkeypatch.setattr(os, "fsync", flush)
+    save_checkpoint(tmp_path / "model", tiny_model("rope"), {})
+    assert len(flushed) == len([*(tmp_path / "model").iterdir()]) and load_checkpoint(tmp_path / "model")
+
+
 @pytest.mark.parametrize("call", ["save_file", "os.fsync", "os.replace"])
 def test_a_kill_during_a_save_leaves_no_checkpoint_or_the_old_one(call, tiny_model, tmp_path, monkeypatch):
     """And the next save is not disturbed by what the killed one left."""
