@@ -64,6 +64,26 @@ def writing(place):
         raise InputError(f"{place}: cannot be written: {error.strerror or error}") from None
 
 
+@contextmanager
+def reading():
+    """Turns the OSError of a folder that may not be entered, or of too long a name, into an InputError that names it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:  # not of a path
+            raise
+        raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from None
+
+
+def expanded(path: str) -> Path:
+    """The path, with a home folder in place of ~ or ~user. InputError: that folder is not known."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InputError(f"{path}: expected a user with a home folder after ~, or a whole path") from None
+
+
+@reading()
 def find_checkpoint(folder: Path) -> Path:
     """The checkpoint that a folder means: itself, or the newest in it, of a run of ours or of `transformers`' Trainer.
 
@@ -79,6 +99,7 @@ def find_checkpoint(folder: Path) -> Path:
     return complete[max(complete)]
 
 
+@reading()
 def complete_checkpoints(run: Path) -> dict[int, Path]:
     """The complete checkpoints of a run folder, by step."""
     return _numbered(run / "checkpoints", "step_")

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
-from base import InputError
+from base import InputError, expanded
 from configs import Config, Name, Seed, check_config
 from configs.reading import parse_override, read_yaml, set_dotted
 from model.config import ModelConfig
@@ -90,7 +90,7 @@ class CompareConfig(FrozenConfig):
     @property
     def folder(self) -> Path:
         """Where the runs and the report lie."""
-        return Path(self.runs_dir).expanduser() / self.name
+        return expanded(self.runs_dir) / self.name
 
     def seeds_of(self, variant: str) -> list[int]:
         """Those that a variant is reported with."""
@@ -149,7 +149,7 @@ class Comparison:
         place |= {"seed": seed, "name": name, "runs_dir": str(self.config.folder)}
         if taken := [key for key in own if key in place]:
             raise InputError(f"{taken[0]}: cannot be set here, each run sets its own {', '.join(place)}")
-        places, named = (Path(self.path).parent, Path(), TRAIN.parent / "configs"), Path(self.config.base).expanduser()
+        places, named = (Path(self.path).parent, Path(), TRAIN.parent / "configs"), expanded(self.config.base)
         base = next((place / named for place in places if (place / named).is_file()), places[0] / named)
         values, own = read_yaml(base), own | place
         for key, value in own.items():

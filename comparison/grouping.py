@@ -5,12 +5,13 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from base import InputError
+from base import InputError, reading
 from comparison.results import MeasuredRun, Run
 from configs import load_config
 from training.run import RunFolder, trained_keys
 
 
+@reading()
 def open_run(folder: Path) -> RunFolder:
     """The run in a folder, which may have moved; InputError where there is none, or it is not finished."""
     folder = folder.resolve() if folder.name in ("", "..") else folder  # which have no name of their own

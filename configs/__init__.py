@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from base import InputError
+from base import InputError, expanded
 from configs.reading import parse_override, read_yaml, set_dotted
 from data.config import DataConfig
 from model.config import ModelConfig
@@ -177,7 +177,7 @@ class Config(FrozenConfig):
     @property
     def folder(self) -> Path:
         """The run folder."""
-        return Path(self.runs_dir).expanduser() / self.name
+        return expanded(self.runs_dir) / self.name
 
     @property
     def trained_model(self) -> ModelConfig:

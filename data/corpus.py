@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import numpy
 from tokenizers import Tokenizer
 
-from base import InputError, printable, writing
+from base import InputError, expanded, printable, writing
 from data.config import DataConfig
 from data.documents import END_OF_TEXT, Slice, parts
 from data.hashing import content, digest
@@ -82,7 +82,7 @@ def load_corpus(config: DataConfig) -> Corpus:
     if given:  # what it is, wherever it lies
         tokenizer = [sha256(given.tokenizer.to_str().encode()).hexdigest(), given.end_of_text]
     settings = [_VERSION, whole, config.val_fraction, tokenizer]
-    folder = Path(config.cache_dir).expanduser() / sha256(json.dumps(settings).encode()).hexdigest()[:20]
+    folder = expanded(config.cache_dir) / sha256(json.dumps(settings).encode()).hexdigest()[:20]
     corpus = _read_entry(folder, config, given)
     if corpus is None:
         fraction = config.val_fraction

@@ -12,6 +12,7 @@ from base import InputError
 
 END_OF_TEXT = "<|endoftext|>"  # the token before each document
 Document = str | Iterable[str]  # the whole text, or, if it is long, its parts, which can be iterated over repeatedly
+REPLACE_HINT = "data.errors=replace reads U+FFFD there"
 
 _PART_BYTES = 2**24  # of a text file in memory at once
 
@@ -42,7 +43,7 @@ class TextFile:
                         return
         except UnicodeDecodeError as error:
             where = start - held + error.start
-            reason = f"not UTF-8 at byte {where}: {error.reason}; data.errors=replace reads U+FFFD there"
+            reason = f"not UTF-8 at byte {where}: {error.reason}; {REPLACE_HINT}"
             raise InputError(f"{self.path}: {reason}") from None
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"{self.path}: {getattr(error, 'strerror', None) or error}") from None

@@ -56,11 +56,12 @@ _CUTS = bytes.fromhex(
 
 
 class Chunk(NamedTuple):
-    """ids: uint32 token ids; bytes: of the text that they stand for; documents: that begin in it."""
+    """ids: uint32 token ids; bytes: of the text that they stand for; documents: that begin in it; is_last: of a full `room`."""
 
     ids: numpy.ndarray
     bytes: int
     documents: int
+    is_last: bool
 
 
 def token_chunks(
@@ -91,7 +92,7 @@ def token_chunks(
             batch = batch[: places[len(starts)] if len(starts) else 1]
         room = room and room - len(ids)
         marks = batch.count(_MARK)
-        yield Chunk(ids, sum(map(len, batch)) - marks, marks - 1)
+        yield Chunk(ids, sum(map(len, batch)) - marks, marks - 1, is_full)
         if is_full:
             return
 

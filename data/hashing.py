@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from base import InputError
+from base import InputError, expanded
 from data.config import DataConfig, SourceConfig
 from data.documents import Document, parts
 from data.sources import Streams
@@ -34,7 +34,7 @@ def content(streams: Streams, config: DataConfig) -> Content:
     files = _state(streams)
     which = [_VERSION, config.model_dump(include={*SourceConfig.model_fields})]
     name = sha256(json.dumps(which).encode()).hexdigest()[:20]
-    manifest = Path(config.cache_dir).expanduser() / f"source-{name}.json"
+    manifest = expanded(config.cache_dir) / f"source-{name}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):  # missing or damaged
         kept = json.loads(manifest.read_text(encoding="utf-8"))
         if files and kept["files"] == files:

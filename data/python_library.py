@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
-from base import InputError, writing
+from base import InputError, expanded, writing
 from data.config import DataConfig
 
 _NOT_THE_LIBRARY = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages", "__pycache__"}
@@ -24,7 +24,7 @@ def python_docs(config: DataConfig) -> Iterator[str]:
     files = _library_files()
     # Parsing the whole library takes seconds, so its docstrings are cached under the hash of what they came from.
     sources = sha256(b"".join(source for _, source in files)).hexdigest()[:20]
-    cached = Path(config.cache_dir).expanduser() / f"docstrings-{sources}.json"
+    cached = expanded(config.cache_dir) / f"docstrings-{sources}.json"
     try:
         docstrings = json.loads(cached.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # missing, or not written to its end

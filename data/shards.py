@@ -98,6 +98,7 @@ def _write_stream(path, dtype, chunks_of, sizes, finish_shard):
                 file.write(chunk.ids.astype(dtype).tobytes())
                 more = {"chunks": 1, "documents": chunk.documents, "bytes": chunk.bytes, "tokens": len(chunk.ids)}
                 size.update({key: size[key] + more[key] for key in more})
+                size["finished"] = chunk.is_last  # already here: after a kill, later documents might fit into the rest
                 if size["chunks"] % _SHARD == 0:
                     finish_shard(file)
             size["finished"] = True

@@ -8,6 +8,7 @@ import csv
 import glob
 import io
 import json
+import os
 import re
 import zlib
 from collections import Counter
@@ -18,10 +19,10 @@ from itertools import islice, takewhile
 from pathlib import Path
 from types import MappingProxyType
 
-from base import InputError
+from base import InputError, expanded, reading
 from data import synthetic
 from data.config import DataConfig
-from data.documents import Document, TextFile, open_unpacked
+from data.documents import REPLACE_HINT, Document, TextFile, open_unpacked
 from data.python_library import python_docs, python_source
 
 _BUILT_IN = ("python_docs", "python_source")
@@ -47,6 +48,7 @@ class Streams(dict[str, Callable[[], Iterator[Document]]]):
     left_out: tuple[str, ...] = ()
 
 
+@reading()
 def open_source(config: DataConfig) -> Streams:
     """The streams of a source; InputError if it cannot be found."""
     source = config.source
@@ -55,18 +57,16 @@ def open_source(config: DataConfig) -> Streams:
         if is_ours or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
             key = "streaming" if config.streaming else "revision"
             raise InputError(f"data.{key}: expected the name of a Hugging Face data set as data.source, got {source!r}")
-    path = Path(source).expanduser()
+    path = expanded(source)
     if source == _BUILT_IN[0]:
         return Streams(train=partial(python_docs, config))
     if source == _BUILT_IN[1]:
         return Streams(train=python_source)
     if task := synthetic.task_of(source):
         return Streams({split: partial(synthetic.documents, task, split) for split in synthetic.DOCUMENTS})
-    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        return _saved_dataset(config, path)
     if path.is_dir():
-        inside = (file for file in path.rglob("*") if not re.search(r"(^|/)\.", file.relative_to(path).as_posix()))
-        return _files(config, inside, path)
+        is_saved = (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+        return _saved_dataset(config, path) if is_saved else _files(config, _inside(path), path)
     if path.is_file():
         if _suffix(path) not in _SUFFIXES:
             raise InputError(f"data.source {source!r}: expected a file that ends in {', '.join(_SUFFIXES)}")
@@ -81,6 +81,15 @@ def open_source(config: DataConfig) -> Streams:
     if local or ("/" in source and path.parent.is_dir()):
         raise InputError(f"data.source {source!r}: no such file or folder")
     return _hub_stream(config) if config.streaming else _hub_dataset(config)
+
+
+def _inside(folder):
+    def refuse(error):  # otherwise os.walk leaves out, as rglob does, what a closed folder holds, without a word
+        raise error
+
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if name[0] != "."]
+        yield from (Path(place, name) for name in files if name[0] != ".")
 
 
 def _unpacked(path):
@@ -117,7 +126,7 @@ def _files(config, paths, root):
 
 def _splits_by_name(config, paths, root):
     """The split of each path, and the names whose words were taken for a title's since no name says train."""
-    asked = Path(config.source).expanduser().relative_to(root)  # a file or glob that itself says test asks for it
+    asked = expanded(config.source).relative_to(root)  # a file or glob that itself says test asks for it
     asked = {_SPLIT_OF.get(word) for part in asked.parts for word in _words(part)}
     named = {path: _split_of(path.relative_to(root), asked) for path in paths}
     splits, titles = {path: plain or any_word for path, (plain, any_word) in named.items()}, []
@@ -209,8 +218,25 @@ def _parquet_column(config, path):
 
     with pyarrow.parquet.ParquetFile(path) as file:
         _check_column(config, path, file.schema_arrow.names)
-        for batch in file.iter_batches(batch_size=1000, columns=[config.text_column]):
-            yield from batch.column(0).to_pylist()
+        batches = file.iter_batches(batch_size=1000, columns=[config.text_column])
+        yield from _arrow_values(config, path, (batch.column(0) for batch in batches))
+
+
+def _arrow_values(config, name, columns):
+    """The values of a column that comes in pieces. Its text is decoded here: to pyarrow it can only be UTF-8."""
+    import pyarrow
+
+    number = 0
+    for column in columns:
+        kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
+        is_text = kind in (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
+        for value in (column.cast(pyarrow.large_binary()) if is_text else column).to_pylist():
+            number += 1
+            try:
+                yield value.decode("utf-8", config.errors) if is_text and value is not None else value
+            except UnicodeDecodeError as error:
+                reason = f"not UTF-8 at byte {error.start} of its text: {error.reason}; {REPLACE_HINT}"
+                raise InputError(f"{name}, row {number}: {reason}") from None
 
 
 def _json_column(config, path):
@@ -297,7 +323,9 @@ def _hub_stream(config):
             how = {"split": split, "revision": commit, "streaming": True}
             table = datasets.load_dataset(config.source, config.subset, **how)
             _check_column(config, config.source, table.column_names or next(iter(table), {}))
-            for text in _dataset_texts(config, table):
+            batches = table.select_columns([config.text_column]).iter(batch_size=1000)
+            texts = (text for batch in batches for text in batch[config.text_column])
+            for text in _texts(config, config.source, texts):
                 text.encode()  # an unpaired surrogate has no bytes, which is for this place to say
                 yield text
 
@@ -341,5 +369,6 @@ def _splits(config, tables):
 
 
 def _dataset_texts(config, table):
-    batches = table.select_columns([config.text_column]).iter(batch_size=1000)
-    return _texts(config, config.source, (text for batch in batches for text in batch[config.text_column]))
+    batches = table.select_columns([config.text_column]).with_format("arrow").iter(batch_size=1000)
+    columns = (batch[config.text_column] for batch in batches)
+    return _texts(config, config.source, _arrow_values(config, config.source, columns))

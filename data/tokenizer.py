@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from base import InputError, find_checkpoint, read_json
+from base import InputError, expanded, find_checkpoint, read_json
 from data.config import TokenizerConfig
 from data.documents import END_OF_TEXT, Document, parts
 from data.encoding import pieces
@@ -56,7 +56,7 @@ class FolderTokenizer:
     @classmethod
     def of(cls, folder: str) -> "FolderTokenizer":
         """InputError: missing or broken, or without a token that ends a text."""
-        place = find_checkpoint(Path(folder).expanduser())
+        place = find_checkpoint(expanded(folder))
         tokenizer = load_tokenizer(place)
         stored = {name: read_json(place / name) if (place / name).exists() else {} for name in _NAMING}
         token = stored["tokenizer_config.json"].get("eos_token")

@@ -15,6 +15,7 @@ from tiny import call, config_file, trained
 
 ROOT = Path(__file__).parent.parent
 FULL = Path("/dev/full")
+LONG = "x" * 300  # no file system has such a name
 
 
 def refusal(capsys, program, *arguments):
@@ -65,6 +66,14 @@ def contents(folder):
         ("data.source=short.txt", "short.txt has 17 tokens for training and 3 for validation; each needs"),
         ("data.source=long.txt data.val_fraction=0.77", "long.txt has 10 tokens for training and 31 for"),
         ("model.max_position_embeddings=400", "3420 tokens for training and 381 for validation; each needs"),
+        ("data.source=~nobody-known/a.txt", "~nobody-known/a.txt: expected a user with a home folder after ~"),
+        ("data.cache_dir=~nobody-known", "~nobody-known: expected a user with a home folder after ~"),
+        ("data.tokenizer.folder=~nobody-known", "~nobody-known: expected a user with a home folder after ~"),
+        ("runs_dir=~nobody-known", "~nobody-known: expected a user with a home folder after ~"),
+        (f"data.source={LONG}", f"{LONG}: cannot be read: File name too long"),
+        (f"data.source={LONG}/*.txt", f"{LONG}/*.txt: cannot be read: File name too long"),
+        (f"data.tokenizer.folder={LONG}", f"{LONG}/config.json: cannot be read: File name too long"),
+        (f"runs_dir={LONG}", f"{LONG}/tiny: cannot be read: File name too long"),
         ("runs_dir=short.txt", "short.txt: expected a folder for runs_dir and name, got a file"),
         ("name=../other", "name: '../other'"),
         ("--resume", "holds no run to resume"),
@@ -114,6 +123,12 @@ def test_compare(tmp_path, capsys):
     path.write_text(text.format("model.position: rop", json.dumps(str(tmp_path / "runs"))), encoding="utf-8")
     assert "variants.a" in (line := refusal(capsys, compare, path)) and "'rop'" in line
     assert "'train.steps'" in refusal(capsys, compare, path, "train.steps")
+    for override, expected in {
+        "base=~nobody-known/x": "~nobody-known/x: expected a user with a home folder after ~",
+        "runs_dir=~nobody-known": "~nobody-known: expected a user with a home folder after ~",
+        f"runs_dir={LONG}": f"{LONG}/cmp/a-seed0/config.yaml: cannot be read: File name too long",
+    }.items():
+        assert expected in refusal(capsys, compare, path, "variants={a: {}}", override)
     path.write_text(text.format("data.source: none.txt", json.dumps(str(tmp_path / "runs"))), encoding="utf-8")
     capsys.readouterr()
     assert call(compare, path) == 2
@@ -160,6 +175,13 @@ def test_generate(run, capsys, arguments, expected):
 def test_a_folder_that_is_no_run(tmp_path, capsys):
     for folder in (tmp_path, tmp_path / "none"):
         assert f"{folder}: expected a run folder" in refusal(capsys, generate, folder, "--prompt", "x")
+    for program, arguments in [
+        (generate, [LONG]),
+        (generate, [LONG, "--checkpoint=best"]),
+        (compare, ["--runs", LONG]),
+    ]:
+        assert f"error: {LONG}/" in (line := refusal(capsys, program, *arguments))
+        assert line.endswith("cannot be read: File name too long")
 
 
 def test_an_empty_prompt_where_no_token_can_begin(run, tmp_path, capsys):

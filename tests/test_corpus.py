@@ -17,6 +17,7 @@ from pathlib import Path
 
 import datasets
 import numpy
+import pyarrow.parquet
 import pytest
 from pydantic import ValidationError
 
@@ -24,9 +25,10 @@ from base import InputError
 from data import corpus as module
 from data import documents as documents_module
 from data import encoding, hashing, python_library, shards, sources
-from data.config import DataConfig
+from data.config import DataConfig, TokenizerConfig
 from data.corpus import load_corpus
 from data.documents import END_OF_TEXT
+from data.tokenizer import train_tokenizer
 from settings import one_line
 
 TEXTS = [f"document {n}: " + "lorem ipsum, dolor sit " * (n % 5 + 1) for n in range(60)]
@@ -463,6 +465,25 @@ def test_a_killed_preparation_goes_on_where_it_stopped(kind, many, tmp_path, mon
         assert not list((tmp_path / str(kills)).glob(".unfinished*"))
 
 
+def test_a_stream_killed_when_it_is_full_takes_no_later_document(tmp_path, monkeypatch, killed_after):
+    """That would fit into the rest of max_tokens, where a shard ended with the text that did not."""
+    monkeypatch.setattr(encoding, "_BATCH_BYTES", 8)
+    monkeypatch.setattr(shards, "_SHARD", 2)
+    config, texts = TokenizerConfig(kind="byte"), ["x" * 10, "y" * 10, "zz"]
+
+    def prepare(name):
+        (folder := tmp_path / name).mkdir(exist_ok=True)
+        about, streams = {"source": "some/set"}, {"train": [lambda: texts]}
+        shards.write_streams(folder, about, config, lambda: train_tokenizer(config, texts), streams, most=[16])
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    whole = prepare("whole")
+    assert json.loads(whole["corpus.json"])["train"]["sources"][0]["tokens"] == 11
+    with killed_after(2):
+        prepare("killed")
+    assert prepare("killed") == whole
+
+
 def test_an_unfinished_file_that_was_cut_is_made_again(load, many, tmp_path, monkeypatch, killed_after):
     monkeypatch.setattr(encoding, "_BATCH_BYTES", 300)
     monkeypatch.setattr(shards, "_SHARD", 2)
@@ -894,6 +915,21 @@ def test_bytes_that_are_not_utf8_are_replaced_when_asked(name, load_file):
     assert in_order(load_file(content, name=name, errors="replace")) == ["caf\ufffd " * 18, "caf\ufffd " * 2]
 
 
+@pytest.mark.parametrize("kind", ("string", "large_string", "string_view", "dictionary", "saved"))
+def test_arrow_text_that_is_not_utf8_is_named_by_its_row_and_replaced_when_asked(kind, load, tmp_path):
+    """The file itself is compressed: a place in it would tell nothing."""
+    column = pyarrow.array([None] * 1500 + ["d\u00e9but".encode(), b"caf\xe9 " * 20], pyarrow.binary())
+    of_bytes = {"large_string": "large_binary", "string_view": "binary_view"}
+    column = column.cast(of_bytes[kind]).view(kind) if kind in of_bytes else column.view("string")
+    table = pyarrow.table({"text": column.dictionary_encode() if kind == "dictionary" else column})
+    source = tmp_path / ("rows" if kind == "saved" else "a.parquet")
+    datasets.Dataset(table).save_to_disk(source) if kind == "saved" else pyarrow.parquet.write_table(table, source)
+    with pytest.raises(InputError, match=f"{source.name}, row 1502: not UTF-8 at byte 3 of its text: .*errors=replace"):
+        load(source)
+    streams = sources.open_source(DataConfig(source=str(source), errors="replace"))
+    assert [*streams["train"]()][1500:] == ["d\u00e9but", "caf\ufffd " * 20]
+
+
 @pytest.mark.parametrize("suffix", (".txt", ".jsonl", ".csv", ".json"))
 def test_compressed_files_are_read_like_others(suffix, load, tmp_path):
     plain, packed = tmp_path / f"plain{suffix}", tmp_path / f"packed{suffix}.GZ"
@@ -980,6 +1016,23 @@ def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(source, load, tmp
     monkeypatch.setattr(sources, "_hub_dataset", None)
     with pytest.raises(InputError, match=f"^data.source '{source}': no such file or folder$"):
         load(source)
+
+
+def test_a_folder_that_may_not_be_read_is_named_and_not_left_out(folder, load, monkeypatch):
+    """Unless it is hidden. Refused as the system would: root may read all."""
+    source, scandir = folder("a.txt in/closed/b.txt .git/x.txt"), os.scandir
+
+    def refuse(place):
+        if Path(place).name in ("closed", ".git"):
+            raise PermissionError(13, "Permission denied", str(place))
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(InputError, match="set/in/closed: cannot be read: Permission denied$"):
+        load(source)
+    (source / "in" / "closed").rename(source / "in" / "open")
+    files = sources.open_source(DataConfig(source=str(source))).files["train"]
+    assert {path.name for path in files} == {"a.txt", "b.txt"}
 
 
 def test_sources_without_text_are_refused(load, tmp_path):

@@ -26,6 +26,7 @@ from data.batches import Batches
 from data.corpus import load_corpus
 from tiny import WORDS, assert_same_bits, call, killed_before_step, rows, settings
 from training.loop import train
+from training.starting import fill_in_model
 
 # punctuation takes newlines along, digits come in threes: what the cuts for our own tokenizers would change
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -191,6 +192,8 @@ def test_a_tokenizer_beside_the_folder_s_is_refused(configure):
 def test_a_folder_without_a_model_or_an_end_of_text_is_named(folder, configure):
     with pytest.raises(InputError, match="nowhere: expected a run folder"):
         train(configure("nowhere"))
+    with pytest.raises(InputError, match="^train.init_from: ~nobody-known: expected a user with a home folder"):
+        fill_in_model(configure("~nobody-known"))
     place = folder(end="</s>")
     for name in ("tokenizer_config.json", "generation_config.json"):
         (place / name).unlink()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from base import InputError, complete_checkpoints, read_json, writing
+from base import InputError, complete_checkpoints, read_json, reading, writing
 from configs import Config, load_config
 from data.corpus import Corpus
 from data.tokenizer import load_tokenizer, tokenizer_files
@@ -42,6 +42,7 @@ class RunFolder:
         self.metrics_file = self.path / "metrics.jsonl"
         self._check_place()
 
+    @reading()
     def _check_place(self) -> None:
         for place in (self.path, *self.path.parents):
             if place.exists() and not place.is_dir():
@@ -60,6 +61,7 @@ class RunFolder:
             raise InputError(f"{self.path}: holds files that are not a run; choose another name or runs_dir")
 
     @staticmethod
+    @reading()
     def exists(config: Config) -> bool:
         """Whether the config's folder holds a run."""
         return (config.folder / "config.yaml").is_file()

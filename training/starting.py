@@ -1,11 +1,9 @@
 """What a run starts from: its config with what a folder, the text and the machine fill in, and the first model."""
 
-from pathlib import Path
-
 import torch
 from pydantic import ValidationError
 
-from base import InputError, find_checkpoint
+from base import InputError, expanded, find_checkpoint
 from configs import Config, load_config
 from data.corpus import Corpus
 from data.tokenizer import text_ids
@@ -26,7 +24,7 @@ def fill_in_model(config: Config) -> Config:
     if folder is None:
         return config
     try:
-        theirs = stored_config(find_checkpoint(Path(folder).expanduser()))
+        theirs = stored_config(find_checkpoint(expanded(folder)))
     except InputError as error:
         if wanted.vocab_size is not None:
             return config
@@ -84,4 +82,4 @@ def first_model(init_from: str | None, config: ModelConfig, seed: int) -> Transf
     """A model of this config, with new weights or those of a folder. InputError: the folder's do not fit."""
     if init_from is None:
         return Transformer(config, seed)
-    return with_config(load_checkpoint(find_checkpoint(Path(init_from).expanduser())), config)
+    return with_config(load_checkpoint(find_checkpoint(expanded(init_from))), config)
