@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
-from base import InputError, expanded
+from base import InputError, expanded, reading
 from configs import Config, Name, Seed, check_config
 from configs.reading import parse_override, read_yaml, set_dotted
 from model.config import ModelConfig
@@ -150,7 +150,8 @@ class Comparison:
         if taken := [key for key in own if key in place]:
             raise InputError(f"{taken[0]}: cannot be set here, each run sets its own {', '.join(place)}")
         places, named = (Path(self.path).parent, Path(), TRAIN.parent / "configs"), expanded(self.config.base)
-        base = next((place / named for place in places if (place / named).is_file()), places[0] / named)
+        with reading():
+            base = next((place / named for place in places if (place / named).is_file()), places[0] / named)
         values, own = read_yaml(base), own | place
         for key, value in own.items():
             set_dotted(values, key, value)

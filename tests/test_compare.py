@@ -203,6 +203,7 @@ RATES = {"learning_rates": [1e-3, 1e-2], "tuning_seeds": [9]}
             [],
             "settings.model.position.base: reaches no run",
         ),
+        ({"base": "b" * 300}, [], "b: cannot be read: File name too long"),
         ({"settings": 3}, ["train.steps=3"], "settings.train.steps: expected settings to be a mapping, got 3"),
         ({"variants": [1]}, ["variants.rope.seed=3"], "variants"),
         ({"conditions": {"a": 3}}, ["conditions.a.settings.train.steps=3"], "conditions"),
