@@ -1,11 +1,10 @@
 """What every module may import: the error for bad input, how the programs report it, and where checkpoints are."""
 
 import argparse
-import errno
 import json
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 MAX_JSON = 2**26  # bytes
@@ -25,29 +24,59 @@ class ArgumentParser(argparse.ArgumentParser):
         raise InputError(f"{message} (see {self.prog} --help)")
 
 
+class _Stream:
+    """stdout or stderr, which has nothing written any more once it could not be written.
+
+    A stderr that fails, for its reader has stopped or its disk is full, ends nothing: no work is to be lost for want
+    of someone who watches it. A stdout that fails ends the program: quietly where its reader has stopped, which has
+    had enough, otherwise with one line and exit status 2.
+    """
+
+    def __init__(self, stream, is_stdout):
+        self._stream, self._is_stdout = stream, is_stdout
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+    def write(self, text):
+        return self._try(self._stream.write, text)
+
+    def flush(self):
+        self._try(self._stream.flush)
+
+    def _try(self, act, *given):
+        try:
+            return act(*given)
+        except OSError as error:
+            # not closed: what is in its buffer is flushed at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            if not self._is_stdout:
+                return None
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(0) from None
+            print("error: stdout: cannot be written:", error.strerror, file=sys.stderr)
+            raise SystemExit(2) from None
+
+
 @contextmanager
 def input_errors_end_the_program():
-    """Turns an InputError into one line on stderr and exit status 2; any other error is a defect."""
+    """Turns an InputError into one line on stderr and exit status 2; any other error is a defect.
+
+    Inside it the work goes on when stderr can no longer be written, and ends when stdout cannot.
+    """
     for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:  # the program was started with it closed
             setattr(sys, name, open(os.devnull, mode, errors="backslashreplace"))
-    try:
-        yield
-        sys.stdout.flush()
-    except InputError as error:
-        print("error:", printable(str(error)), file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
-    except OSError as error:
-        is_full = error.errno == errno.ENOSPC and error.filename is None  # `writing` names all that is not stdout
-        if not (is_full or isinstance(error, BrokenPipeError)):  # as which counts that its reader has stopped
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # keeps the rest from being flushed at exit
-        if is_full:
-            print("error: stdout: cannot be written:", error.strerror, file=sys.stderr)
+    with redirect_stdout(_Stream(sys.stdout, True)), redirect_stderr(_Stream(sys.stderr, False)):
+        try:
+            yield
+            sys.stdout.flush()
+        except InputError as error:
+            print("error:", printable(str(error)), file=sys.stderr)
             raise SystemExit(2) from None
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise SystemExit(130) from None
 
 
 def printable(text: str) -> str:

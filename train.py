@@ -56,15 +56,15 @@ def main() -> None:
         train(config, args.resume, args.overwrite)
         if rank:  # of several processes only the first shows the result
             return
+        from comparison.single import draw  # and matplotlib, which training does without
+
         run = RunFolder(config, resume=True)
+        draw(run)  # before the sample, which ends the program where nobody reads it
         print(f"\n{closing(run)}. A sample:\n", file=sys.stderr)
         sys.stdout.reconfigure(encoding="utf-8")
         print(sample(config.folder), flush=True)
         command = [str(Path(sys.argv[0]).with_name("generate.py")), str(run.path)]
         command += ["--checkpoint", "best"] * (best_checkpoint(run.path) != run.newest_checkpoint())
-        from comparison.single import draw  # and matplotlib, which training does without
-
-        draw(run)
         print(f"\nPictures: {run.path / 'report.html'}, loss.svg", file=sys.stderr)
         print(f'More: python {shlex.join(command)} --prompt "…"', file=sys.stderr)
 

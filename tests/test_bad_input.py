@@ -1,6 +1,7 @@
 """Whatever the user gets wrong: one line on stderr that names it, exit status 2, nothing written."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import compare
 import generate
 import train
+from base import input_errors_end_the_program
 from tiny import call, config_file, trained
 
 ROOT = Path(__file__).parent.parent
@@ -219,8 +221,33 @@ def test_a_run_with_a_file_cut_short_is_not_resumed(run, tmp_path, capsys, name)
     assert contents(copy) == before
 
 
-@pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
-def test_a_program_started_with_a_closed_stream_does_its_work(run, tmp_path, capsys, monkeypatch, stream):
+def closed():
+    """What Python has in its place then."""
+
+
+def unread():
+    """Its reader has stopped."""
+    read, write = os.pipe()
+    os.close(read)
+    return open(write, "w", buffering=1)
+
+
+def full():
+    if not FULL.exists():
+        pytest.skip("the system has no such device")
+    return FULL.open("w", buffering=1)
+
+
+@pytest.mark.parametrize(
+    ("stream", "opened"),
+    [
+        *((name, closed) for name in ("stdin", "stdout", "stderr")),
+        ("stdout", unread),
+        ("stderr", unread),
+        ("stderr", full),
+    ],
+)
+def test_a_program_with_a_closed_or_unread_stream_does_its_work(run, tmp_path, capsys, monkeypatch, stream, opened):
     path, out = config_file(tmp_path), tmp_path / "out"
     for program, arguments, status in [
         (train, [path, "train.steps=2"], 0),
@@ -228,7 +255,7 @@ def test_a_program_started_with_a_closed_stream_does_its_work(run, tmp_path, cap
         (compare, ["--runs", run, "--out", out], 0),
         (train, [path], 2),
     ]:
-        monkeypatch.setattr(sys, stream, None)  # as Python has it then
+        monkeypatch.setattr(sys, stream, opened())
         assert call(program, *arguments) == status
     assert (tmp_path / "runs" / "tiny" / "report.html").is_file() and (out / "report.html").is_file()
     assert "error" not in capsys.readouterr().out
@@ -251,6 +278,12 @@ def test_an_environment_that_is_not_torchrun_s_is_named(tmp_path, capsys, monkey
         assert call(train, config_file(tmp_path), "--print-config") == 0
     else:
         assert expected in refusal(capsys, train, config_file(tmp_path), "--print-config")
+
+
+def test_a_pipe_that_is_not_stdout_does_not_end_a_program_as_if_done():
+    """Such as that to a tracker's own process."""
+    with pytest.raises(BrokenPipeError), input_errors_end_the_program():
+        raise BrokenPipeError
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="the system has no such device")

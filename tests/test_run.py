@@ -1,6 +1,7 @@
 """A run's folder: what may be started, resumed or overwritten there, its rows and its checkpoints."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -58,12 +59,30 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, overwrite):
     assert names(config.folder) == ["thesis.tex"]
 
 
-def test_overwriting_leaves_nothing_of_the_old_run(started):
+def test_overwriting_leaves_nothing_of_the_old_run(tmp_path, started):
+    """Of checkpoints that a link has on another disk, the link goes."""
     old = RunFolder(started, overwrite=True)
     old.log({"step": 1})
-    old.checkpoint(5).mkdir(parents=True)
+    (other := tmp_path / "other" / "step_000005").mkdir(parents=True)
+    (other / "config.json").touch()
+    old.checkpoint(5).parent.symlink_to(other.parent)
+    assert old.newest_checkpoint() == old.checkpoint(5)
     begin(old)
     assert old.metrics() == [] and old.newest_checkpoint() is None
+    assert (other / "config.json").is_file() and not old.checkpoint(5).parent.is_symlink()
+
+
+def undeletable(*_):
+    raise PermissionError(13, "Permission denied")
+
+
+def test_a_run_that_cannot_be_removed_is_not_overwritten(started, monkeypatch):
+    run = RunFolder(started, overwrite=True)
+    run.checkpoint(5).mkdir(parents=True)
+    monkeypatch.setattr(shutil, "rmtree", undeletable)
+    with pytest.raises(InputError, match="runs/tiny/checkpoints: cannot be written: Permission denied$"):
+        begin(run)
+    assert RunFolder.exists(started)
 
 
 @pytest.mark.parametrize("override", ["runs_dir={file}", "name=file runs_dir={folder}"])
@@ -132,13 +151,49 @@ def test_a_row_that_a_crash_cut_off_is_forgotten(started):
     assert [(row["step"], row["train_loss"]) for row in lines] == [(1, 0.1), (2, 0.1), (3, 1 / 3)]
 
 
+def complete(run, *steps):
+    for step in steps:
+        run.checkpoint(step).mkdir(parents=True)
+        (run.checkpoint(step) / "config.json").touch()
+
+
 def test_the_newest_checkpoint_is_found_by_number_and_only_if_complete(started):
     run = RunFolder(started, resume=True)
     assert run.newest_checkpoint() is None
-    for step in (900_000, 1_000_000):  # seven digits sort before six as text
-        run.checkpoint(step).mkdir(parents=True)
-        (run.checkpoint(step) / "config.json").touch()
+    complete(run, 900_000, 1_000_000)  # seven digits sort before six as text
     (run.checkpoint(2_000_000).parent / ".step_2000000.partial").mkdir()
     assert run.newest_checkpoint() == run.checkpoint(1_000_000)
     run.prune()
     assert names(run.checkpoint(1).parent) == ["step_1000000"]
+
+
+def test_nothing_but_our_own_folders_is_pruned(tmp_path, started):
+    """What a file manager, a network file system or the user puts beside the checkpoints."""
+    run = RunFolder(started, resume=True)
+    complete(run, 1, 2)
+    place, other = run.checkpoint(1).parent, tmp_path / "other"
+    other.mkdir()
+    for file in (".DS_Store", ".nfs0001", "step_000003"):
+        (place / file).touch()
+    for link, to in {"latest": place / "step_000002", "step_000004": other}.items():
+        (place / link).symlink_to(to)
+    for folder in ("my_backup", "step_000001_copy", "step_000001.old"):
+        (place / folder).mkdir()
+    kept = {*names(place)} - {"step_000001"}
+    for left in ("step_000005.diverged", ".step_000006.partial", ".step_000007.old", ".step_000008.diverged.removed",
+                 "..step_000009.partial.removed"):  # fmt: skip
+        (place / left).mkdir()
+    run.prune()
+    assert {*names(place)} == kept and other.is_dir()
+
+
+def test_a_checkpoint_that_cannot_be_removed_is_one_line_and_is_removed_later(started, monkeypatch, capsys):
+    run = RunFolder(started, resume=True)
+    complete(run, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", undeletable)
+        run.prune()
+    assert capsys.readouterr().err == f"warning: {run.checkpoint(1)}: cannot be removed: Permission denied\n"
+    assert run.newest_checkpoint() == run.checkpoint(2)
+    run.prune()
+    assert names(run.checkpoint(1).parent) == ["step_000002"]

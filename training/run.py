@@ -4,11 +4,13 @@ import json
 import math
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import yaml
+from tqdm import tqdm
 
 from base import InputError, complete_checkpoints, read_json, reading, writing
 from configs import Config, load_config
@@ -31,6 +33,8 @@ RUNTIME_KEYS += ("train.threads", "train.micro_batch_size", "train.parallel", "t
 # where the text is; the corpus hash tells whether text and split are the same
 RUNTIME_KEYS += ("data.source", "data.subset", "data.split", "data.text_column", "data.errors")
 RUNTIME_KEYS += ("data.revision", "data.streaming", "data.max_tokens")
+# What saving, setting aside and pruning make in checkpoints/; earlier versions left two dots.
+OURS = re.compile(r"step_\d+(\.diverged)?|\.+step_\d+(\.(diverged|partial|old|removed))+")
 
 
 class RunFolder:
@@ -87,10 +91,11 @@ class RunFolder:
         """Fills the folder for a new run, after removing an old one."""
         # config.yaml last, since it marks the folder as a run
         for old in sorted(self.path.iterdir(), key=lambda path: path.name == "config.yaml"):
-            if old.is_dir():
-                shutil.rmtree(old)
-            elif old.name != ".lock":
-                old.unlink()
+            with writing(old):
+                if old.is_dir() and not old.is_symlink():  # of a link only itself: where it leads is not the run's
+                    shutil.rmtree(old)
+                elif old.name != ".lock":
+                    old.unlink()
         with writing(self.path):
             self.metrics_file.touch()
         self.describe(corpus, 0)
@@ -201,15 +206,21 @@ class RunFolder:
     def prune(self) -> None:
         """Removes all checkpoints except the newest train.keep_checkpoints and the best by validation loss.
 
-        The loss of a checkpoint is that of the evaluation at its step; without one it cannot be the best.
+        The loss of a checkpoint is that of the evaluation at its step; without one it cannot be the best. Leaves alone
+        what others have put there, and says in a line what it cannot remove.
         """
         complete, best = complete_checkpoints(self.path), best_checkpoint(self.path)
         newest = [complete[step] for step in sorted(complete)[-self.config.train.keep_checkpoints :]]
         for path in (self.path / "checkpoints").glob("*"):
-            if path not in [*newest, best]:
-                hidden = path.with_name(f".{path.name}.removed")  # so that a kill leaves no half-removed one
-                path.rename(hidden)
-                shutil.rmtree(hidden)
+            is_ours = OURS.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+            if is_ours and path not in [*newest, best]:
+                # renamed first, so that a kill leaves no half-removed one
+                hidden = path if path.name.startswith(".") else path.with_name(f".{path.name}.removed")
+                try:
+                    path.rename(hidden)
+                    shutil.rmtree(hidden)
+                except OSError as error:  # no reason to end a training
+                    tqdm.write(f"warning: {path}: cannot be removed: {error.strerror or error}", file=sys.stderr)
 
 
 class ReadRunFolder(RunFolder):
