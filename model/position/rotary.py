@@ -59,7 +59,7 @@ class Rope(Rotary):
                     f"position.fraction {self.fraction} of head_dim {config.head_dim} leaves no pair to turn"
                 )
             if self.scaling:
-                self.scaling.check(self.rotary_dim(config) // 2)
+                self.scaling.check(self.rotary_dim(config), self.base, self.original_length(config))
 
         def updated(self, changes):
             if changes.get("scaling") and self.scaling:
@@ -75,18 +75,17 @@ class Rope(Rotary):
             """Channels that the ladder is laid over."""
             return 2 * self.turning_pairs(config) if self.partial == "neox" else config.head_dim
 
+        def original_length(self, config) -> int:
+            """L of the scaling: tokens of context that the model was trained on without it."""
+            return self.scaling.original_max_position_embeddings or config.max_position_embeddings
+
     def theta(self, device):
         options, dim = self.options, self.options.rotary_dim(self.config)
         theta, factor = ladder(dim, options.base, device), 1.0
         if options.scaling:
-            theta, factor = options.scaling.stretched(theta, dim, options.base, self.original_length)
+            theta, factor = options.scaling.stretched(theta, dim, options.base, options.original_length(self.config))
         theta[options.turning_pairs(self.config) :] = 0.0  # p-RoPE: the slowest pairs stand still (Barbero et al. 2024)
         return theta, factor
-
-    @property
-    def original_length(self) -> int:
-        """L of the scaling: tokens of context that the model was trained on without it."""
-        return self.options.scaling.original_max_position_embeddings or self.config.max_position_embeddings
 
     def rope_parameters(self):
         options, dim = self.options, self.config.head_dim
@@ -95,7 +94,7 @@ class Rope(Rotary):
             return None  # its Llama would silently rotate whole heads in halves, and know nothing of a subclass
         rope = {"rope_theta": options.base, "rope_type": "default"}
         if options.scaling:
-            rope = options.scaling.rope_parameters(dim, options.base, self.original_length)
+            rope = options.scaling.rope_parameters(dim, options.base, options.original_length(self.config))
         if pairs < dim // 2:
             if rope["rope_type"] not in ("default", "linear"):
                 return None
