@@ -20,7 +20,7 @@ def fill_in_model(config: Config) -> Config:
 
     max_position_embeddings and position's base and scaling may be other ones; a scaling is of the length that the
     folder was trained on. Whether documents are kept apart is the config's to say, as train.document_mask is.
-    A folder that is gone is not needed where all keys are there, as in the config.yaml of a run.
+    A folder that is gone is not needed once the run has a config.yaml, which has its model.
     InputError: another key that differs from the folder's.
     """
     folder, wanted = config.train.init_from, config.model
@@ -29,9 +29,9 @@ def fill_in_model(config: Config) -> Config:
     try:
         theirs = stored_config(find_checkpoint(Path(folder).expanduser()))
     except InputError as error:
-        if wanted.vocab_size is not None:
-            return config
-        raise InputError(f"train.init_from: {error}") from None
+        if not (own := config.folder / "config.yaml").is_file():
+            raise InputError(f"train.init_from: {error}") from None
+        theirs = load_config(own).model
     position, length = theirs.position.model_dump(), theirs.max_position_embeddings
     if scaling := position.get("scaling"):
         length = scaling["original_max_position_embeddings"] or length
