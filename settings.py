@@ -1,9 +1,9 @@
 """The base of all config classes, and how they report a mistake."""
 
 from difflib import get_close_matches
-from typing import Annotated
+from typing import Annotated, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 Size = Annotated[int, Field(gt=0, lt=2**31)]  # of a tensor: two of them multiplied are still a number to torch
 Single = Annotated[float, Field(gt=-1e38, lt=1e38)]  # a number that float32 has
@@ -54,12 +54,31 @@ class FrozenConfig(BaseModel):
         return found
 
 
+def named_by(key: str, kinds) -> BeforeValidator:
+    """For a union of configs, each with a Literal `key`, whose value in a mapping says which of them it is.
+
+    pydantic's discriminators do this too, but put the value into the path of an error, as if it were a key.
+    """
+    known = {get_args(kind.model_fields[key].annotation)[0]: kind for kind in get_args(kinds)}
+
+    def validate(value):
+        if isinstance(value, get_args(kinds)):
+            return value
+        name = value.get(key) if isinstance(value, dict) else None
+        if not isinstance(name, str) or name not in known:
+            got = f", got {name!r:.60}" if name is not None else ""
+            raise ValueError(f"expected a mapping with {key}: {' | '.join(known)}{got}")
+        return known[name].model_validate(value)
+
+    return BeforeValidator(validate)
+
+
 def one_line(error: ValidationError) -> str:
     """The first problem of a config as `dotted.key: value: what is allowed`."""
     keys = []
     while True:
         problem = error.errors()[0]
-        keys += map(str, problem["loc"])
+        keys += [str(key) for key in problem["loc"] if key != "constrained-int"]  # a branch of a union, and no key
         error = problem.get("ctx", {}).get("error")
         if not isinstance(error, ValidationError):  # otherwise the problem is in a nested mapping
             break

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field, PositiveFloat, model_validator
 from torch import Tensor
 
-from settings import FrozenConfig, Single, Size
+from settings import FrozenConfig, Single, Size, named_by
 
 
 class Scaling(FrozenConfig):
@@ -161,6 +161,5 @@ class LongRopeScaling(Scaling):
         return super().rope_parameters(dim, base, length) | factors | {"attention_factor": self.on_waves(length)}
 
 
-AnyScaling = Annotated[
-    LinearScaling | NtkScaling | YarnScaling | Llama3Scaling | LongRopeScaling, Field(discriminator="rope_type")
-]
+_Scalings = LinearScaling | NtkScaling | YarnScaling | Llama3Scaling | LongRopeScaling
+AnyScaling = Annotated[_Scalings, named_by("rope_type", _Scalings)]

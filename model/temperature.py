@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, PositiveFloat
 from torch import Tensor
 
-from settings import FrozenConfig, Single, Size
+from settings import FrozenConfig, Single, Size, named_by
 
 
 class Temperature(FrozenConfig):
@@ -80,6 +80,5 @@ class ConstantTemperature(Temperature):
         return torch.full_like(n, self.value)
 
 
-AnyTemperature = Annotated[
-    LogTemperature | SSMaxTemperature | FloorTemperature | ConstantTemperature, Field(discriminator="kind")
-]
+_Temperatures = LogTemperature | SSMaxTemperature | FloorTemperature | ConstantTemperature
+AnyTemperature = Annotated[_Temperatures, named_by("kind", _Temperatures)]

@@ -73,6 +73,22 @@ def test_null_means_what_the_description_says(load):
         ("train: 5", ["train", "5", "expected a mapping, as in {steps: 5}"]),
         ("model: {position: rop}", ["model.position", "'rop'", *POSITIONS]),
         ("model: {position: {scheme: none, base: 5}}", ["model.position", "'base'"]),
+        (
+            "model: {position: {scaling: {factor: 4}}}",
+            ["model.position.scaling: ", "with rope_type: linear | ntk | yarn"],
+        ),
+        (
+            "model: {position: {scaling: {rope_type: no, factor: 4}}}",
+            ["rope_type: linear | ntk", "longrope, got False"],
+        ),
+        ("model: {position: {scaling: yarn}}", ["model.position.scaling: 'yarn': expected a mapping with rope_type: "]),
+        ("model: {position: {scaling: {rope_type: linear}}}", ["model.position.scaling.factor: Field required"]),
+        (
+            "model: {position: {temperature: {value: 2}}}",
+            ["temperature: ", "with kind: log | ssmax | floor | constant"],
+        ),
+        ("model: {position: {temperature: {kind: log, length: 1}}}", ["model.position.temperature.length: 1: "]),
+        ("model: {position: {every: 0}}", ["model.position.every: 0: should be greater than 0"]),
         ("train: {warmup_steps: 0, learning_rate: 1, min_learning_rate: 2}", ["min_learning_rate 2", "rate 1"]),
         ("wandb: {project: me/tiny}", ["wandb.project", "'me/tiny'", r"[^/\\#?%:]"]),
         ("seed: -1", ["seed", "-1"]),
