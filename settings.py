@@ -3,7 +3,7 @@
 from difflib import get_close_matches
 from typing import Annotated, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 Size = Annotated[int, Field(gt=0, lt=2**31)]  # of a tensor: two of them multiplied are still a number to torch
 Single = Annotated[float, Field(gt=-1e38, lt=1e38)]  # a number that float32 has
@@ -26,6 +26,14 @@ class FrozenConfig(BaseModel):
             if key not in cls.model_fields:
                 raise ValueError(f"unknown key {key!r:.60}, {cls._hint(str(key))}")
         return values
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _no_truth_value_is_a_number(cls, value, handler):
+        taken = handler(value)
+        if _is_counted(value, taken):
+            raise ValueError("expected a number, not a truth value")
+        return taken
 
     @classmethod
     def _accepts(cls, values: dict) -> bool:
@@ -71,6 +79,15 @@ def named_by(key: str, kinds) -> BeforeValidator:
         return known[name].model_validate(value)
 
     return BeforeValidator(validate)
+
+
+def _is_counted(given, taken) -> bool:
+    """Whether pydantic took a truth value, by itself or within, as the number 0 or 1."""
+    if isinstance(given, dict) and isinstance(taken, dict):
+        given, taken = [*given.values()], [*taken.values()]
+    if isinstance(given, list | tuple) and isinstance(taken, list | tuple):
+        return any(map(_is_counted, given, taken))
+    return isinstance(given, bool) and isinstance(taken, int | float) and not isinstance(taken, bool)
 
 
 def one_line(error: ValidationError) -> str:
