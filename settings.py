@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 Size = Annotated[int, Field(gt=0, lt=2**31)]  # of a tensor: two of them multiplied are still a number to torch
 Single = Annotated[float, Field(gt=-1e38, lt=1e38)]  # a number that float32 has
+Positive = Annotated[float, Field(gt=1e-37, lt=1e37)]  # one that it has with all its digits, and its reciprocal too
 
 
 class FrozenConfig(BaseModel):

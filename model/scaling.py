@@ -7,10 +7,10 @@ import math
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from settings import FrozenConfig, Single, Size, named_by
+from settings import FrozenConfig, Positive, Single, Size, named_by
 
 
 class Scaling(FrozenConfig):
@@ -72,11 +72,11 @@ class YarnScaling(Scaling):
 
     rope_type: Literal["yarn"]
     """name of the method"""
-    beta_fast: PositiveFloat = 32.0
+    beta_fast: Positive = 32.0
     """pairs with more turns than this within L keep θ"""
-    beta_slow: PositiveFloat = 1.0
+    beta_slow: Positive = 1.0
     """pairs with fewer turns than this within L get θ / s"""
-    attention_factor: PositiveFloat | None = None
+    attention_factor: Positive | None = None
     """multiplies cos and sin; null: 0.1 ln s + 1"""
 
     @model_validator(mode="after")
@@ -116,9 +116,9 @@ class Llama3Scaling(Scaling):
 
     rope_type: Literal["llama3"]
     """name of the method"""
-    low_freq_factor: PositiveFloat = 1.0
+    low_freq_factor: Positive = 1.0
     """waves longer than L / this get θ / s"""
-    high_freq_factor: PositiveFloat = 4.0
+    high_freq_factor: Positive = 4.0
     """waves shorter than L / this keep θ"""
 
     @model_validator(mode="after")
@@ -139,9 +139,9 @@ class LongRopeScaling(Scaling):
 
     rope_type: Literal["longrope"]
     """name of the method"""
-    long_factor: tuple[PositiveFloat, ...]
+    long_factor: tuple[Positive, ...]
     """λ of each pair, the fastest first; they hold at all lengths, also at those below L"""
-    attention_factor: PositiveFloat | None = None
+    attention_factor: Positive | None = None
     """multiplies cos and sin; null: √(1 + ln s / ln L)"""
 
     def check(self, dim, base, length):

@@ -188,11 +188,18 @@ def test_numbers_that_are_none_are_refused_by_name(load, key, value):
     ("key", "override"),
     [("rms_norm_eps", "model.rms_norm_eps=1e39"), ("start", "model.position={scheme: fox, start: 1e39}"),
      ("start", "model.position={temperature: {kind: ssmax, start: 1e39}}"),
-     ("factor", "model.position={scaling: {rope_type: ntk, factor: 1e39}}")],
+     ("factor", "model.position={scaling: {rope_type: ntk, factor: 1e39}}"),
+     ("base", "model.position.base=1e39"),
+     ("scale_base", "model.position={scheme: xpos, scale_base: 1e39}"),
+     ("beta_fast", "model.position={scaling: {rope_type: yarn, factor: 2, beta_fast: 1e39}}"),
+     ("beta_slow", "model.position={scaling: {rope_type: yarn, factor: 2, beta_slow: 1e-320}}"),
+     ("value", "model.position={temperature: {kind: constant, value: 1e39}}"),
+     ("long_factor.1", "model.position={scaling: {rope_type: longrope, factor: 2, long_factor: [1, 1e-320]}}")],
 )  # fmt: skip
 def test_a_number_that_float32_lacks_is_refused_by_name(load, key, override):
-    """Before PyTorch refuses it."""
-    with pytest.raises(InputError, match=f"some.yaml: model.*{key}: '1e39': should be less than 10{{38}}$"):
+    """Before PyTorch refuses it, or a division by it overflows."""
+    bound = r"(less than 10{37,38}|greater than 0\.0{36}1)"
+    with pytest.raises(InputError, match=f"some.yaml: model.*{key}: '(1e39|1e-320)': should be {bound}$"):
         load("{}", override)
 
 

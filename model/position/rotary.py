@@ -5,18 +5,19 @@ from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 from torch import nn
 
 from model.position.base import InLayers, ladder, phase_device, phases
 from model.scaling import AnyScaling
+from settings import Positive, Single
 
 
 class Rotary(InLayers):
     """Pair i of each query and key head is turned by the angle mθ_i at position m. Su et al. 2021, equation 15."""
 
     class Options(InLayers.Options):
-        base: Annotated[float, Field(gt=1)] = 10000.0
+        base: Annotated[Single, Field(gt=1)] = 10000.0
         """θ_i = base^(−2i / head_dim), radians per token"""
         layout: Literal["half", "interleaved"] = "half"
         """pairs: channels i and i + d/2 (Hugging Face's Llama), or 2i and 2i + 1 (the paper, Meta's Llama)"""
@@ -139,7 +140,7 @@ class XPos(Rotary):
     """
 
     class Options(Rotary.Options):
-        scale_base: PositiveFloat = 512.0
+        scale_base: Positive = 512.0
         """B: positions over which a pair decays by ζ"""
 
         def check(self, config):
@@ -183,7 +184,7 @@ class PoPE(Rotary):
     """
 
     class Options(InLayers.Options):
-        base: Annotated[float, Field(gt=1)] = 10000.0
+        base: Annotated[Single, Field(gt=1)] = 10000.0
         """θ_c = base^(−c / head_dim), radians per token"""
 
     layout = "interleaved"
