@@ -44,7 +44,8 @@ def parse_arguments() -> Namespace:
     count = number(int, "a whole number of 1 or more", lambda n: n >= 1)
     top_k = number(int, "a whole number of 0 or more", lambda n: n >= 0)
     temperature = number(float, "a number of 0 or more", lambda t: 0 <= t < float("inf"))
-    positive = number(float, "a number above 0", lambda p: 0 < p < float("inf"))
+    # within these no logit overflows float32
+    penalty = number(float, "a number from 1e-30 to 1e30", lambda p: 1e-30 <= p <= 1e30)
     top_p = number(float, "a number in (0, 1]", lambda p: 0 < p <= 1)
     min_p = number(float, "a number in [0, 1]", lambda p: 0 <= p <= 1)
     seed = number(int, "a whole number of 0 or more, below 2^63", lambda n: 0 <= n < 2**63)
@@ -73,7 +74,7 @@ def parse_arguments() -> Namespace:
     stop_help = "end before this text; may be given several times"
     add("--stop", type=text, action="append", default=[], metavar="TEXT", help=stop_help)
     penalty_help = "divide positive logits of tokens there have been by P, multiply negative ones; default 1: off"
-    add("--repetition-penalty", type=positive, default=1.0, metavar="P", help=penalty_help)
+    add("--repetition-penalty", type=penalty, default=1.0, metavar="P", help=penalty_help)
     spared_help = "the repetition penalty counts new tokens only, not the prompt's"
     add("--spare-prompt", dest="penalize_prompt", action="store_false", help=spared_help)
     add("--temperature", type=temperature, default=0.8, metavar="T", help="0 takes the likeliest token; default 0.8")

@@ -1,12 +1,13 @@
 """The base of all config classes, and how they report a mistake."""
 
 from difflib import get_close_matches
-from typing import Annotated
+from typing import Annotated, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 Size = Annotated[int, Field(gt=0, lt=2**31)]  # of a tensor: two of them multiplied are still a number to torch
 Single = Annotated[float, Field(gt=-1e38, lt=1e38)]  # a number that float32 has
+Positive = Annotated[float, Field(gt=1e-37, lt=1e37)]  # one that it has with all its digits, and its reciprocal too
 
 
 class FrozenConfig(BaseModel):
@@ -26,6 +27,14 @@ class FrozenConfig(BaseModel):
             if key not in cls.model_fields:
                 raise ValueError(f"unknown key {key!r:.60}, {cls._hint(str(key))}")
         return values
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _no_truth_value_is_a_number(cls, value, handler):
+        taken = handler(value)
+        if _is_counted(value, taken):
+            raise ValueError("expected a number, not a truth value")
+        return taken
 
     @classmethod
     def _accepts(cls, values: dict) -> bool:
@@ -54,12 +63,40 @@ class FrozenConfig(BaseModel):
         return found
 
 
+def named_by(key: str, kinds) -> BeforeValidator:
+    """For a union of configs, each with a Literal `key`, whose value in a mapping says which of them it is.
+
+    pydantic's discriminators do this too, but put the value into the path of an error, as if it were a key.
+    """
+    known = {get_args(kind.model_fields[key].annotation)[0]: kind for kind in get_args(kinds)}
+
+    def validate(value):
+        if isinstance(value, get_args(kinds)):
+            return value
+        name = value.get(key) if isinstance(value, dict) else None
+        if not isinstance(name, str) or name not in known:
+            got = f", got {name!r:.60}" if name is not None else ""
+            raise ValueError(f"expected a mapping with {key}: {' | '.join(known)}{got}")
+        return known[name].model_validate(value)
+
+    return BeforeValidator(validate)
+
+
+def _is_counted(given, taken) -> bool:
+    """Whether pydantic took a truth value, by itself or within, as the number 0 or 1."""
+    if isinstance(given, dict) and isinstance(taken, dict):
+        given, taken = [*given.values()], [*taken.values()]
+    if isinstance(given, list | tuple) and isinstance(taken, list | tuple):
+        return any(map(_is_counted, given, taken))
+    return isinstance(given, bool) and isinstance(taken, int | float) and not isinstance(taken, bool)
+
+
 def one_line(error: ValidationError) -> str:
     """The first problem of a config as `dotted.key: value: what is allowed`."""
     keys = []
     while True:
         problem = error.errors()[0]
-        keys += map(str, problem["loc"])
+        keys += [str(key) for key in problem["loc"] if key != "constrained-int"]  # a branch of a union, and no key
         error = problem.get("ctx", {}).get("error")
         if not isinstance(error, ValidationError):  # otherwise the problem is in a nested mapping
             break

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, SerializeAsAny, ValidationInfo, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from model.position import POSITIONS, Position, Rope, build_position, position_options
-from settings import FrozenConfig, Single, Size
+from settings import FrozenConfig, Positive, Single, Size
 
 
 class ModelConfig(FrozenConfig):
@@ -29,7 +29,7 @@ class ModelConfig(FrozenConfig):
     """tokens of context that the model is trained on"""
     rms_norm_eps: Annotated[Single, Field(gt=0)] = 1e-5
     """added to the mean square inside RMSNorm"""
-    initializer_range: PositiveFloat = 0.02
+    initializer_range: Positive = 0.02
     """standard deviation of the initial weights"""
     tie_word_embeddings: bool = True
     """one matrix for the token embeddings and the output"""

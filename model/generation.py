@@ -26,9 +26,10 @@ def probabilities(logits: Tensor, temperature: float, top_k: int = 0, top_p: flo
     top_k 0: all. top_p keeps the fewest tokens, the likeliest first, that reach that probability (Holtzman et al.
     2020); min_p those at least min_p times as likely as the likeliest (Nguyen et al. 2024).
     """
-    # In float32, since Apple GPUs lack float64; there a temperature below 1e-45 is 0. The largest logit is subtracted
-    # first: it stays 0 however small the temperature, and the others become -inf at worst.
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)).float() / max(temperature, 1e-30)
+    # In float32, since Apple GPUs lack float64; there a temperature or a top_p below 1e-45 is 0, and one above 1e39 is
+    # inf, by which a barred token's -inf divided is nan. The largest logit is subtracted first: it stays 0 however small
+    # the temperature, and the others become -inf at worst.
+    scaled = (logits - logits.amax(dim=-1, keepdim=True)).float() / min(max(temperature, 1e-30), 1e30)
     if 0 < top_k < scaled.shape[-1]:
         best = scaled.topk(top_k, dim=-1)
         scaled = torch.full_like(scaled, float("-inf")).scatter(-1, best.indices, best.values)
@@ -36,7 +37,7 @@ def probabilities(logits: Tensor, temperature: float, top_k: int = 0, top_p: flo
     if top_p < 1:
         ordered, order = probs.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(dim=-1) - ordered
-        kept = ordered.masked_fill(before >= top_p, 0.0)
+        kept = ordered.masked_fill(before >= max(top_p, 1e-30), 0.0)
         probs = torch.zeros_like(probs).scatter(-1, order, kept)
         probs = probs / probs.sum(dim=-1, keepdim=True)
     if min_p > 0:

@@ -7,10 +7,10 @@ import math
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from settings import FrozenConfig, Single, Size
+from settings import FrozenConfig, Positive, Single, Size, named_by
 
 
 class Scaling(FrozenConfig):
@@ -21,8 +21,8 @@ class Scaling(FrozenConfig):
     original_max_position_embeddings: Size | None = None
     """L: the length trained without scaling; null: max_position_embeddings"""
 
-    def check(self, pairs: int) -> None:
-        """Raises ValueError where the method has no meaning for a ladder of so many pairs."""
+    def check(self, dim: int, base: float, length: int) -> None:
+        """Raises ValueError where the method has no meaning for the ladder of d = dim and base, L = length."""
 
     def stretched(self, theta: Tensor, dim: int, base: float, length: int) -> tuple[Tensor, float]:
         """The new θ, (d / 2,) float64, and the factor on cos and sin, for the ladder θ of d = dim, base, L = length."""
@@ -52,9 +52,9 @@ class NtkScaling(Scaling):
     rope_type: Literal["ntk"]
     """name of the method"""
 
-    def check(self, pairs):
-        if pairs < 2:
-            raise ValueError(f"position.scaling ntk needs 2 pairs or more, got {pairs}")
+    def check(self, dim, base, length):
+        if dim < 4:
+            raise ValueError(f"position.scaling ntk needs 2 pairs or more, got {dim // 2}")
 
     def stretched(self, theta, dim, base, length):
         pair = torch.arange(len(theta), dtype=theta.dtype, device=theta.device)
@@ -72,11 +72,11 @@ class YarnScaling(Scaling):
 
     rope_type: Literal["yarn"]
     """name of the method"""
-    beta_fast: PositiveFloat = 32.0
+    beta_fast: Positive = 32.0
     """pairs with more turns than this within L keep θ"""
-    beta_slow: PositiveFloat = 1.0
+    beta_slow: Positive = 1.0
     """pairs with fewer turns than this within L get θ / s"""
-    attention_factor: PositiveFloat | None = None
+    attention_factor: Positive | None = None
     """multiplies cos and sin; null: 0.1 ln s + 1"""
 
     @model_validator(mode="after")
@@ -85,12 +85,26 @@ class YarnScaling(Scaling):
             raise ValueError(f"beta_fast {self.beta_fast} must be above beta_slow {self.beta_slow}")
         return self
 
-    def stretched(self, theta, dim, base, length):
+    def ramp(self, dim: int, base: float, length: int) -> tuple[int, int]:
+        """The last pair that keeps θ, and the first that gets θ / s; arguments as of `check`."""
+
         def pair_with_turns(turns: float) -> float:
             return dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-        low = max(math.floor(pair_with_turns(self.beta_fast)), 0)
-        high = min(math.ceil(pair_with_turns(self.beta_slow)), dim - 1)
+        low, high = math.floor(pair_with_turns(self.beta_fast)), math.ceil(pair_with_turns(self.beta_slow))
+        return max(low, 0), min(high, dim - 1)
+
+    def check(self, dim, base, length):
+        low, high = self.ramp(dim, base, length)
+        if low > high:  # a ramp downwards, which `transformers` and llama.cpp each make something else of
+            turns = length / (2 * math.pi)
+            raise ValueError(
+                f"position.scaling yarn: beta_slow {self.beta_slow:.6g} must be below {turns * base ** (2 / dim):.6g} "
+                f"and beta_fast {self.beta_fast:.6g} above {turns / base**2:.6g}, for L {length} and base {base:.6g}"
+            )
+
+    def stretched(self, theta, dim, base, length):
+        low, high = self.ramp(dim, base, length)
         pair = torch.arange(len(theta), dtype=theta.dtype, device=theta.device)
         slow = ((pair - low) / max(high - low, 0.001)).clamp(0, 1)
         factor = self.attention_factor or 0.1 * math.log(self.factor) + 1
@@ -102,9 +116,9 @@ class Llama3Scaling(Scaling):
 
     rope_type: Literal["llama3"]
     """name of the method"""
-    low_freq_factor: PositiveFloat = 1.0
+    low_freq_factor: Positive = 1.0
     """waves longer than L / this get θ / s"""
-    high_freq_factor: PositiveFloat = 4.0
+    high_freq_factor: Positive = 4.0
     """waves shorter than L / this keep θ"""
 
     @model_validator(mode="after")
@@ -125,14 +139,14 @@ class LongRopeScaling(Scaling):
 
     rope_type: Literal["longrope"]
     """name of the method"""
-    long_factor: tuple[PositiveFloat, ...]
+    long_factor: tuple[Positive, ...]
     """λ of each pair, the fastest first; they hold at all lengths, also at those below L"""
-    attention_factor: PositiveFloat | None = None
+    attention_factor: Positive | None = None
     """multiplies cos and sin; null: √(1 + ln s / ln L)"""
 
-    def check(self, pairs):
-        if len(self.long_factor) != pairs:
-            raise ValueError(f"position.scaling.long_factor: expected {pairs} numbers, got {len(self.long_factor)}")
+    def check(self, dim, base, length):
+        if len(self.long_factor) != dim // 2:
+            raise ValueError(f"position.scaling.long_factor: expected {dim // 2} numbers, got {len(self.long_factor)}")
 
     def on_waves(self, length: int) -> float:
         """The factor on cos and sin, for L = length."""
@@ -147,6 +161,5 @@ class LongRopeScaling(Scaling):
         return super().rope_parameters(dim, base, length) | factors | {"attention_factor": self.on_waves(length)}
 
 
-AnyScaling = Annotated[
-    LinearScaling | NtkScaling | YarnScaling | Llama3Scaling | LongRopeScaling, Field(discriminator="rope_type")
-]
+_Scalings = LinearScaling | NtkScaling | YarnScaling | Llama3Scaling | LongRopeScaling
+AnyScaling = Annotated[_Scalings, named_by("rope_type", _Scalings)]

@@ -8,10 +8,10 @@ import math
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 from torch import Tensor
 
-from settings import FrozenConfig, Single, Size
+from settings import FrozenConfig, Positive, Single, Size, named_by
 
 
 class Temperature(FrozenConfig):
@@ -59,7 +59,7 @@ class FloorTemperature(Temperature):
 
     kind: Literal["floor"]
     """name of the temperature"""
-    scale: PositiveFloat = 0.1
+    scale: Positive = 0.1
     """a"""
     length: Size = 8192
     """F"""
@@ -73,13 +73,12 @@ class ConstantTemperature(Temperature):
 
     kind: Literal["constant"]
     """name of the temperature"""
-    value: PositiveFloat
+    value: Positive
     """the factor"""
 
     def factor(self, n, config, trained):
         return torch.full_like(n, self.value)
 
 
-AnyTemperature = Annotated[
-    LogTemperature | SSMaxTemperature | FloorTemperature | ConstantTemperature, Field(discriminator="kind")
-]
+_Temperatures = LogTemperature | SSMaxTemperature | FloorTemperature | ConstantTemperature
+AnyTemperature = Annotated[_Temperatures, named_by("kind", _Temperatures)]

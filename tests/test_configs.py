@@ -70,9 +70,30 @@ def test_null_means_what_the_description_says(load):
         ("train: {schedule: linear}", ["train.schedule", "'linear'", "'cosine'", "'wsd'"]),
         ("train: {betas: [0.9, 1.0]}", ["train.betas.1", "1.0", "less than 1"]),
         ("train: {compile: perhaps}", ["train.compile", "'perhaps'", "boolean"]),
+        ("train: {eval_every: true}", ["train.eval_every: True: expected a number, not a truth value"]),
+        ("model: {num_hidden_layers: yes}", ["model.num_hidden_layers: True: expected a number"]),
+        ("train: {weight_decay: off}", ["train.weight_decay: False: expected a number"]),
+        ("train: {betas: [no, 0.9]}", ["train.betas: [False, 0.9]: expected a number"]),
+        ("model: {position: {every: true}}", ["model.position.every: True: expected a number"]),
         ("train: 5", ["train", "5", "expected a mapping, as in {steps: 5}"]),
         ("model: {position: rop}", ["model.position", "'rop'", *POSITIONS]),
         ("model: {position: {scheme: none, base: 5}}", ["model.position", "'base'"]),
+        (
+            "model: {position: {scaling: {factor: 4}}}",
+            ["model.position.scaling: ", "with rope_type: linear | ntk | yarn"],
+        ),
+        (
+            "model: {position: {scaling: {rope_type: no, factor: 4}}}",
+            ["rope_type: linear | ntk", "longrope, got False"],
+        ),
+        ("model: {position: {scaling: yarn}}", ["model.position.scaling: 'yarn': expected a mapping with rope_type: "]),
+        ("model: {position: {scaling: {rope_type: linear}}}", ["model.position.scaling.factor: Field required"]),
+        (
+            "model: {position: {temperature: {value: 2}}}",
+            ["temperature: ", "with kind: log | ssmax | floor | constant"],
+        ),
+        ("model: {position: {temperature: {kind: log, length: 1}}}", ["model.position.temperature.length: 1: "]),
+        ("model: {position: {every: 0}}", ["model.position.every: 0: should be greater than 0"]),
         ("train: {warmup_steps: 0, learning_rate: 1, min_learning_rate: 2}", ["min_learning_rate 2", "rate 1"]),
         ("wandb: {project: me/tiny}", ["wandb.project", "'me/tiny'", r"[^/\\#?%:]"]),
         ("seed: -1", ["seed", "-1"]),
@@ -167,11 +188,18 @@ def test_numbers_that_are_none_are_refused_by_name(load, key, value):
     ("key", "override"),
     [("rms_norm_eps", "model.rms_norm_eps=1e39"), ("start", "model.position={scheme: fox, start: 1e39}"),
      ("start", "model.position={temperature: {kind: ssmax, start: 1e39}}"),
-     ("factor", "model.position={scaling: {rope_type: ntk, factor: 1e39}}")],
+     ("factor", "model.position={scaling: {rope_type: ntk, factor: 1e39}}"),
+     ("base", "model.position.base=1e39"),
+     ("scale_base", "model.position={scheme: xpos, scale_base: 1e39}"),
+     ("beta_fast", "model.position={scaling: {rope_type: yarn, factor: 2, beta_fast: 1e39}}"),
+     ("beta_slow", "model.position={scaling: {rope_type: yarn, factor: 2, beta_slow: 1e-320}}"),
+     ("value", "model.position={temperature: {kind: constant, value: 1e39}}"),
+     ("long_factor.1", "model.position={scaling: {rope_type: longrope, factor: 2, long_factor: [1, 1e-320]}}")],
 )  # fmt: skip
 def test_a_number_that_float32_lacks_is_refused_by_name(load, key, override):
-    """Before PyTorch refuses it."""
-    with pytest.raises(InputError, match=f"some.yaml: model.*{key}: '1e39': should be less than 10{{38}}$"):
+    """Before PyTorch refuses it, or a division by it overflows."""
+    bound = r"(less than 10{37,38}|greater than 0\.0{36}1)"
+    with pytest.raises(InputError, match=f"some.yaml: model.*{key}: '(1e39|1e-320)': should be {bound}$"):
         load("{}", override)
 
 

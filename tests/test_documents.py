@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+import yaml
 
 from base import InputError, find_checkpoint
+from configs import load_config
 from data.batches import windows
 from data.corpus import load_corpus
 from data.documents import END_OF_TEXT
@@ -12,7 +14,7 @@ from model.cache import Cache
 from model.checkpoint import load_checkpoint
 from model.position import POSITIONS
 from model.transformer import with_position
-from tiny import rows, run_config, train_until, trained
+from tiny import rows, run_config, settings, train_until, trained
 from training.evaluation import evaluate
 from training.loop import train
 
@@ -131,6 +133,24 @@ def test_documents_are_kept_apart_after_a_resume_and_cannot_be_joined_there(tmp_
     train(other, resume=True)
     assert rows(other.folder) == rows(whole.folder)
     assert rows(trained(tmp_path, "name=joined", documents).folder) != rows(whole.folder)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "apart"),
+    [([], False), (["train.document_mask=true"], True), (["model.document_start_token_id=256"], True)],
+    ids=["crossing", "masked", "by the token"],
+)
+def test_a_fine_tuning_keeps_documents_apart_where_its_own_config_says_so(tmp_path, documents, overrides, apart):
+    """Not where the run that it starts from did: its config.yaml says what it does."""
+    first = trained(tmp_path, "name=first", documents, "train.document_mask=true")
+    values = settings(tmp_path)
+    del values["data"]["tokenizer"], values["model"]
+    file = tmp_path / "tuned.yaml"
+    file.write_text(yaml.safe_dump(values), encoding="utf-8")
+    config = load_config(file, [documents, f"train.init_from={first.folder}", *overrides])
+    train(config)
+    model = load_checkpoint(find_checkpoint(config.folder))
+    assert model.config.document_start_token_id == (256 if apart else None)
 
 
 def test_documents_without_neighbours_need_no_mask(tmp_path):

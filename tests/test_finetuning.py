@@ -146,14 +146,21 @@ def test_a_longer_context_with_yarn_is_three_lines(folder, configure):
     assert rows(config.folder)[0]["train_loss"] == pytest.approx(loss(place, batches[0]), abs=1e-5)
 
 
-def test_a_stopped_run_needs_its_folder_no_more(folder, configure):
-    place = folder()
-    whole, other = (configure(place, f"name={name}", checkpoint_every=2) for name in ("whole", "other"))
+@pytest.mark.parametrize("given", ["its config.yaml", "the same command"])
+def test_a_stopped_run_needs_its_folder_no_more(given, folder, configure):
+    place, longer = (
+        folder(),
+        {"max_position_embeddings": 32, "position": {"scaling": {"rope_type": "yarn", "factor": 2}}},
+    )
+    whole, other = (configure(place, f"name={name}", model=longer, checkpoint_every=2) for name in ("whole", "other"))
     train(whole)
     with killed_before_step(4):
         train(other)
     shutil.rmtree(place)
-    train(load_config(other.folder / "config.yaml"), resume=True)
+    with pytest.raises(InputError, match="cannot resume with another model.position.scaling.factor"):
+        changed = load_config(other.folder / "config.yaml", ["model.position.scaling.factor=3"])
+        train(changed, resume=True)
+    train(load_config(other.folder / "config.yaml") if given == "its config.yaml" else other, resume=True)
     assert_same_bits(whole, other)
 
 

@@ -62,6 +62,14 @@ def test_temperature_zero_and_nearly_zero_take_the_likeliest():
         assert sample_token(logits, generators(2), temperature, top_k=2, top_p=0.5).tolist() == [1, 0]
 
 
+def test_options_beyond_float32_are_the_nearest_within():
+    """A token that may not be drawn is -inf, of which an infinite temperature makes nan; of a top_p of 0 none is left."""
+    logits = torch.tensor([1.0, -float("inf"), 2.0])
+    assert probabilities(logits, 1e308).tolist() == [0.5, 0.0, 0.5]
+    for top_p in (1e-30, 1e-320):
+        assert probabilities(logits, 1.0, top_p=top_p, min_p=1e-320).tolist() == [0.0, 0.0, 1.0]
+
+
 @pytest.mark.parametrize("top_k, kept", [(1, [0.4, 0, 0, 0]), (3, [0.4, 0.3, 0, 0.2]), (4, None), (99, None)])
 def test_top_k_keeps_the_k_likeliest_and_may_exceed_the_vocabulary(top_k, kept):
     """And k of equal ones, where a threshold instead of a rank keeps all that are tied at the k-th place."""

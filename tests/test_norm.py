@@ -45,3 +45,11 @@ def test_half_precision_is_rounded_once():
     exact = rms_norm(x.double(), torch.ones(64, dtype=torch.float64), 1e-6).bfloat16()
     assert torch.equal(rms_norm(x, torch.ones_like(weight), 1e-6), exact)
     assert torch.equal(rms_norm(x, weight, 1e-6), F.rms_norm(x, (64,), weight, 1e-6))
+
+
+def test_what_autocast_made_half_is_normed_as_precisely_as_the_weight_is(recwarn):
+    """And by a fused kernel, without which PyTorch warns."""
+    x, weight = draw(4, 64).bfloat16(), draw(64, seed=1).float()
+    normed = rms_norm(x, weight, 1e-6)
+    assert normed.dtype == torch.bfloat16 and not recwarn.list
+    torch.testing.assert_close(normed, rms_norm(x.double(), weight.double(), 1e-6).bfloat16(), rtol=0, atol=0)

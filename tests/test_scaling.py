@@ -40,6 +40,8 @@ SETTINGS = [  # head_dim, base, factor, original length
     (32, 10000.0, 4.0, 256),
     (80, 1000000.0, 32.0, 32768),
     (16, 100.0, 3.0, 64),
+    (64, 10000.0, 4.0, 5),  # the shortest at which yarn's slow pairs begin with the first one, not before it
+    (64, 4.0, 4.0, 3200),  # and about the longest at which some have fewer turns than its fast ones
 ]
 
 

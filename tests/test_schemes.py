@@ -343,6 +343,9 @@ def test_layers_left_out_compute_as_without_positions(name):
     assert (seen["all", 0] - seen["none", 0]).abs().max() > 1e-3
 
 
+SHORT_YARN = {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 1}
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -350,6 +353,8 @@ def test_layers_left_out_compute_as_without_positions(name):
         ({"fraction": 0.1}, "fraction"),
         ({"scaling": {"rope_type": "ntk", "factor": 2}, "fraction": 0.25}, "ntk"),
         ({"scaling": {"rope_type": "yarn", "factor": 2, "beta_fast": 1}}, "beta_fast"),
+        ({"scaling": {**SHORT_YARN, "beta_slow": 1.6}}, "beta_slow 1.6 must be below 1.59155"),
+        ({"base": 1.1, "scaling": {**SHORT_YARN, "original_max_position_embeddings": 300}}, "beta_fast 32 above 39.4"),
         ({"scaling": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4}}, "high_freq_factor"),
         ({"scaling": {"rope_type": "linear", "factor": 0.5}}, "factor"),
         ({"scaling": {"rope_type": "cubic", "factor": 2}}, "rope_type"),

@@ -17,7 +17,8 @@ def fill_in_model(config: Config) -> Config:
     """The config with the model of train.init_from in place of the keys that it leaves out.
 
     max_position_embeddings and position's base and scaling may be other ones; a scaling is of the length that the
-    folder was trained on. A folder that is gone is not needed where all keys are there, as in the config.yaml of a run.
+    folder was trained on. Whether documents are kept apart is the config's to say, as train.document_mask is.
+    A folder that is gone is not needed once the run has a config.yaml, which has its model.
     InputError: another key that differs from the folder's.
     """
     folder, wanted = config.train.init_from, config.model
@@ -26,9 +27,9 @@ def fill_in_model(config: Config) -> Config:
     try:
         theirs = stored_config(find_checkpoint(expanded(folder)))
     except InputError as error:
-        if wanted.vocab_size is not None:
-            return config
-        raise InputError(f"train.init_from: {error}") from None
+        if not (own := config.folder / "config.yaml").is_file():
+            raise InputError(f"train.init_from: {error}") from None
+        theirs = load_config(own).model
     position, length = theirs.position.model_dump(), theirs.max_position_embeddings
     if scaling := position.get("scaling"):
         length = scaling["original_max_position_embeddings"] or length
@@ -44,7 +45,7 @@ def fill_in_model(config: Config) -> Config:
     position |= wanted.position.model_dump(include=chosen.get("model.position", set()))
     if position.get("scaling") and position["scaling"]["original_max_position_embeddings"] is None:
         position["scaling"] |= {"original_max_position_embeddings": length}
-    kept = wanted.model_dump(include=chosen["model"] & {"max_position_embeddings", "document_start_token_id"})
+    kept = wanted.model_dump(include=chosen["model"] & {"max_position_embeddings"} | {"document_start_token_id"})
     try:
         model = ModelConfig(**{**theirs.model_dump(), **kept, "position": position})
     except ValidationError as error:

@@ -4,11 +4,11 @@ import math
 from typing import Annotated
 
 import torch
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 
 from model.linear import Embedding
 from model.position.base import Position, ladder, phase_device, phases
-from settings import Size
+from settings import Positive, Single, Size
 
 
 class Sinusoidal(Position):
@@ -19,9 +19,9 @@ class Sinusoidal(Position):
     """
 
     class Options(Position.Options):
-        base: Annotated[float, Field(gt=1)] = 10000.0
+        base: Annotated[Single, Field(gt=1)] = 10000.0
         """θ_i = base^(−2i / hidden_size), radians per token"""
-        rms: PositiveFloat | None = None
+        rms: Positive | None = None
         """root mean square of the added vectors; null: that of the token embeddings; 0.7071: as printed in the paper"""
 
         def check(self, config):

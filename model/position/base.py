@@ -3,11 +3,11 @@
 from typing import Annotated
 
 import torch
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from model.temperature import AnyTemperature
-from settings import FrozenConfig
+from settings import FrozenConfig, Positive
 
 Rotation = tuple[Tensor, Tensor]  # cos and sin
 
@@ -31,7 +31,7 @@ class Position(nn.Module):
         """name in the registry of model/position"""
         temperature: AnyTemperature | None = None
         """null, or {kind: log | ssmax | floor | constant, …}: a factor on the queries"""
-        learning_rate_multiplier: PositiveFloat = 1.0
+        learning_rate_multiplier: Positive = 1.0
         """learning rate of the scheme's parameters, if it has any, against that of the model"""
 
         def check(self, config) -> None:

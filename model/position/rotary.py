@@ -5,18 +5,19 @@ from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 from torch import nn
 
 from model.position.base import InLayers, ladder, phase_device, phases
 from model.scaling import AnyScaling
+from settings import Positive, Single
 
 
 class Rotary(InLayers):
     """Pair i of each query and key head is turned by the angle mθ_i at position m. Su et al. 2021, equation 15."""
 
     class Options(InLayers.Options):
-        base: Annotated[float, Field(gt=1)] = 10000.0
+        base: Annotated[Single, Field(gt=1)] = 10000.0
         """θ_i = base^(−2i / head_dim), radians per token"""
         layout: Literal["half", "interleaved"] = "half"
         """pairs: channels i and i + d/2 (Hugging Face's Llama), or 2i and 2i + 1 (the paper, Meta's Llama)"""
@@ -59,7 +60,7 @@ class Rope(Rotary):
                     f"position.fraction {self.fraction} of head_dim {config.head_dim} leaves no pair to turn"
                 )
             if self.scaling:
-                self.scaling.check(self.rotary_dim(config) // 2)
+                self.scaling.check(self.rotary_dim(config), self.base, self.original_length(config))
 
         def updated(self, changes):
             if changes.get("scaling") and self.scaling:
@@ -75,18 +76,17 @@ class Rope(Rotary):
             """Channels that the ladder is laid over."""
             return 2 * self.turning_pairs(config) if self.partial == "neox" else config.head_dim
 
+        def original_length(self, config) -> int:
+            """L of the scaling: tokens of context that the model was trained on without it."""
+            return self.scaling.original_max_position_embeddings or config.max_position_embeddings
+
     def theta(self, device):
         options, dim = self.options, self.options.rotary_dim(self.config)
         theta, factor = ladder(dim, options.base, device), 1.0
         if options.scaling:
-            theta, factor = options.scaling.stretched(theta, dim, options.base, self.original_length)
+            theta, factor = options.scaling.stretched(theta, dim, options.base, options.original_length(self.config))
         theta[options.turning_pairs(self.config) :] = 0.0  # p-RoPE: the slowest pairs stand still (Barbero et al. 2024)
         return theta, factor
-
-    @property
-    def original_length(self) -> int:
-        """L of the scaling: tokens of context that the model was trained on without it."""
-        return self.options.scaling.original_max_position_embeddings or self.config.max_position_embeddings
 
     def rope_parameters(self):
         options, dim = self.options, self.config.head_dim
@@ -95,7 +95,7 @@ class Rope(Rotary):
             return None  # its Llama would silently rotate whole heads in halves, and know nothing of a subclass
         rope = {"rope_theta": options.base, "rope_type": "default"}
         if options.scaling:
-            rope = options.scaling.rope_parameters(dim, options.base, self.original_length)
+            rope = options.scaling.rope_parameters(dim, options.base, options.original_length(self.config))
         if pairs < dim // 2:
             if rope["rope_type"] not in ("default", "linear"):
                 return None
@@ -140,7 +140,7 @@ class XPos(Rotary):
     """
 
     class Options(Rotary.Options):
-        scale_base: PositiveFloat = 512.0
+        scale_base: Positive = 512.0
         """B: positions over which a pair decays by ζ"""
 
         def check(self, config):
@@ -184,7 +184,7 @@ class PoPE(Rotary):
     """
 
     class Options(InLayers.Options):
-        base: Annotated[float, Field(gt=1)] = 10000.0
+        base: Annotated[Single, Field(gt=1)] = 10000.0
         """θ_c = base^(−c / head_dim), radians per token"""
 
     layout = "interleaved"
