@@ -20,9 +20,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     On a CPU PyTorch composes it and its gradient of steps that together take two to three times as long.
     """
-    if (
-        x.element_size() < weight.element_size()
-    ):  # made by autocast; PyTorch has no fused kernel for two dtypes, and warns
+    # Autocast made x less than the weight; for two dtypes PyTorch has no fused kernel, and warns.
+    if x.element_size() < weight.element_size():
         return rms_norm(x.to(weight.dtype), weight, eps).to(x.dtype)
     if x.device.type != "cpu" or x.element_size() < 4 or torch.compiler.is_compiling():
         return F.rms_norm(x, weight.shape, weight, eps)
