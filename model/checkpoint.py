@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from base import InputError, complete_checkpoints, read_json, writing
+from base import InputError, complete_checkpoints, read_json, reading, writing
 from model.config import ModelConfig
 from model.huggingface import check_agreement, read_config, transformers_keys
 from model.transformer import Transformer, with_position
@@ -85,6 +85,7 @@ def _sum(file):
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+@reading()
 def _check_sum(file):
     sums = file.with_name(SUMS)
     if not sums.is_file():  # folders of others have none

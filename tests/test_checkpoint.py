@@ -108,6 +108,15 @@ def test_further_files_and_the_trainer_come_back(saved):
     assert load_trainer(saved) == {"step": 7}
 
 
+def test_sums_that_may_not_be_read_are_named(saved, monkeypatch):
+    def deny(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.read_text", deny)
+    with pytest.raises(InputError, match="SHA256SUMS: cannot be read: Permission denied"):
+        load_trainer(saved)
+
+
 # transformers reads ours
 
 
