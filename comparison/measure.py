@@ -48,7 +48,7 @@ def read_run(run: RunFolder) -> Run | LoggedRun:
         grad_norm=[(row["tokens"], row["grad_norm"]) for row in steps if row.get("grad_norm")],
         scheme_metrics={name: _scheme_metric(name, words, steps) for name, words in metrics.items()},
         corpus=run.corpus(),
-        versions=run.versions(),
+        versions=run.known_versions(),
     )
 
 

@@ -58,7 +58,8 @@ def _main(results: Results) -> Table:
         "of their mean, not corrected. p (no difference): paired t-test, two-sided; p (not equal): two one-sided tests "
         f"against a difference of {results.margin:g} or more (Schuirmann 1987); each corrected for the number of "
         "variants (Holm 1979). Below 0.05 a verdict follows, equality first; undecided: so many new seeds would "
-        "decide in four of five trials, were the mean and its noise as seen here, and judged without those already seen. Behind until: the last evaluation, in "
+        "decide in four of five trials, were the mean and its noise as seen here, and judged without those already "
+        "seen. Behind until: the last evaluation, in "
         f"training tokens, whose 95 % interval lies above zero; to the end: when `{baseline}` was as far."
     )
     return Table("Losses", header, body, note)

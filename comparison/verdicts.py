@@ -93,8 +93,8 @@ def _in_full(one: Difference, margin: float) -> str:
     if one.verdict == "equal":
         return f"equal within {margin:g}"
     if one.verdict == "undecided":
-        seeds = one.seeds_needed
-        return (
-            f"undecided; about {seeds} new seeds would do" if seeds else f"undecided; {MOST_SEEDS:,} seeds would not do"
+        said = (
+            f"about {one.seeds_needed} new seeds would do" if one.seeds_needed else f"{MOST_SEEDS:,} seeds would not do"
         )
+        return f"undecided; {said}"
     return f"not compared: {one.apart}" if one.apart else one.verdict

@@ -109,7 +109,7 @@ class RunFolder:
         described |= {"train_tokens": len(corpus.train), "val_tokens": len(corpus.val)}
         described |= {"train_bytes": corpus.train_bytes, "val_bytes": corpus.val_bytes}
         replace_text(self.path / "corpus.json", json.dumps(described, indent=2))
-        file, known = self.path / "versions.json", self.versions()
+        file, known = self.path / "versions.json", self.known_versions()
         if list(known.values())[-1:] != [versions()]:
             replace_text(file, json.dumps({**known, str(step): versions()}, indent=2))
         text = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -149,12 +149,11 @@ class RunFolder:
                 raise InputError(f"{file}: {key}: expected {kind.__name__}, got {value!r:.60}")
         return described
 
-    def versions(self) -> dict[str, dict[str, str]]:
+    def known_versions(self) -> dict[str, dict[str, str]]:
         """By the step after which the run was made with them: libraries, and the commit. {} where that was not written."""
         found = read_json(file) if (file := self.path / "versions.json").exists() else {}
-        if not all(
-            isinstance(each, dict) and all(isinstance(v, str) for v in each.values()) for each in found.values()
-        ):
+        texts = [text for each in found.values() for text in (each.values() if isinstance(each, dict) else [None])]
+        if not all(isinstance(text, str) for text in texts):
             raise InputError(f"{file}: expected the versions of each step, as text; without the file it goes, too")
         return found
 
