@@ -3,7 +3,7 @@
 from difflib import get_close_matches
 from typing import Annotated, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 Size = Annotated[int, Field(gt=0, lt=2**31)]  # of a tensor: two of them multiplied are still a number to torch
 Single = Annotated[float, Field(gt=-1e38, lt=1e38)]  # a number that float32 has
@@ -28,12 +28,13 @@ class FrozenConfig(BaseModel):
                 raise ValueError(f"unknown key {key!r:.60}, {cls._hint(str(key))}")
         return values
 
-    @field_validator("*", mode="wrap")
+    @model_validator(mode="wrap")  # a validator of all fields would change how they are written, too
     @classmethod
-    def _no_truth_value_is_a_number(cls, value, handler):
-        taken = handler(value)
-        if _is_counted(value, taken):
-            raise ValueError("expected a number, not a truth value")
+    def _no_truth_value_is_a_number(cls, values, handler):
+        taken = handler(values)
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if _is_counted(value, getattr(taken, key, None)):
+                raise ValueError(f"{key} {value}: expected a number, not a truth value")
         return taken
 
     @classmethod
