@@ -1,9 +1,9 @@
 """Means, spreads, intervals and p-values over the seeds of a comparison."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from statistics import fmean, stdev
 
 MIN_SEEDS = 3  # with fewer the spread itself is hardly known: no interval is claimed
@@ -34,11 +34,12 @@ class Paired(Spread):
 class Difference(Paired):
     """The difference of a variant's final loss to the baseline's, and whether it is one.
 
-    p_holm and p_equal are corrected for the number of variants; None where there is no p, and for the baseline.
+    p_different and p_equal are corrected, together, for the number of variants; None where there is no p, and for the
+    baseline.
     """
 
     apart: str | None  # why there is no comparison, as "512 tokens of context"
-    p_holm: float | None  # of no difference
+    p_different: float | None  # of no difference
     p_equal: float | None  # of a difference beyond the margin: two one-sided t-tests (Schuirmann 1987)
     seeds_needed: int | None  # of an undecided one: with so many seeds it would be decided; None above MOST_SEEDS
 
@@ -48,11 +49,11 @@ class Difference(Paired):
         not compared."""
         if self.apart:
             return "not compared"
-        if self.p_holm is None:
+        if self.p_different is None:
             return "too few seeds"
         if self.p_equal < ALPHA:
             return "equal"
-        if self.p_holm >= ALPHA:
+        if self.p_different >= ALPHA:
             return "undecided"
         return "worse" if self.mean > 0 else "better"
 
@@ -121,11 +122,16 @@ def share(count: int, n: int) -> Share:
     return Share(count, n, float(interval.low), float(interval.high))
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """p-values corrected for their number, so that one wrong claim among these stays as rare as one alone. Holm 1979.
+def corrected(*tests: Mapping[str, float]) -> list[dict[str, float]]:
+    """The p-values of each test by variant, corrected so that one wrong claim among all of them stays as rare as one alone.
+    Holm 1979, with the factors of Shaffer 1986 where, of the null hypotheses of a variant, only one can be true.
 
-    The smallest of m is multiplied by m, the next by m − 1 …; none becomes smaller than one before it, or above 1.
+    From the smallest on, each is multiplied by the number of variants of which a null hypothesis is left, for no more can
+    be true; none becomes smaller than one before it, or above 1.
     """
-    ranked = sorted(p_values, key=p_values.get)
-    scaled = [min(1.0, (len(ranked) - rank) * p_values[name]) for rank, name in enumerate(ranked)]
-    return dict(zip(ranked, accumulate(scaled, max)))
+    ranked = sorted((p, index, variant) for index, test in enumerate(tests) for variant, p in test.items())
+    left, found, largest = Counter(variant for *_, variant in ranked), [{} for _ in tests], 0.0
+    for p, index, variant in ranked:
+        largest = found[index][variant] = max(largest, min(1.0, p * len(+left)))
+        left[variant] -= 1
+    return found

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 
 from comparison import results
-from comparison.inference import Difference, equality, holm, mean_and_spread, paired, seeds_needed, share
+from comparison.inference import Difference, corrected, equality, mean_and_spread, paired, seeds_needed, share
 
 LEARNED = 0.9  # of the examples of one length
 
@@ -36,14 +36,14 @@ def summarize(
     final = {variant: {run.seed: run.val_loss for run in measured} for variant, measured in runs.items()}
     differences = {variant: paired(losses, final[baseline]) for variant, losses in final.items()}
     tested = {v: row for v, row in differences.items() if v != baseline and v not in apart and row.p is not None}
-    unequal = holm({variant: row.p for variant, row in tested.items()})
-    equal = holm({variant: equality(row, margin) for variant, row in tested.items()})
+    p_values = {v: row.p for v, row in tested.items()}, {v: equality(row, margin) for v, row in tested.items()}
+    different, equal = corrected(*p_values)  # a true difference cannot be both 0 and beyond the margin
     summary = {}
     for variant, measured in runs.items():
         one, pairs = measured[0], differences[variant]
         difference = Difference(
-            **vars(pairs), apart=apart.get(variant), p_holm=unequal.get(variant), p_equal=equal.get(variant),
-            seeds_needed=None,
+            **vars(pairs), apart=apart.get(variant), p_different=different.get(variant),
+            p_equal=equal.get(variant), seeds_needed=None,
         )  # fmt: skip
         if difference.verdict == "undecided":
             difference = replace(difference, seeds_needed=seeds_needed(pairs, margin, len(tested)))

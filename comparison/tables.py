@@ -44,7 +44,8 @@ def _main(results: Results) -> Table:
             body.append([variant, *["—"] * 5, "diverged", *["—"] * 3])
             continue
         row, numbers = results.summary[variant], results.summary[variant].difference
-        compared = [plus_minus(numbers, sign="+"), interval(numbers), p_value(numbers.p_holm), p_value(numbers.p_equal)]
+        tests = [p_value(numbers.p_different), p_value(numbers.p_equal)]
+        compared = [plus_minus(numbers, sign="+"), interval(numbers), *tests]
         if variant == baseline:
             compared = ["—"] * 4
         lost = ", ".join(map(str, lost_seeds(results, variant)))
@@ -56,8 +57,8 @@ def _main(results: Results) -> Table:
     note = (
         "± is the standard deviation from seed to seed. Differences are paired by seed; intervals are 95 % t-intervals "
         "of their mean, not corrected. p (no difference): paired t-test, two-sided; p (not equal): two one-sided tests "
-        f"against a difference of {results.margin:g} or more (Schuirmann 1987); each corrected for the number of "
-        "variants (Holm 1979). Below 0.05 a verdict follows, equality first; undecided: so many new seeds would "
+        f"against a difference of {results.margin:g} or more (Schuirmann 1987); both corrected for the number of "
+        "variants, together (Holm 1979, Shaffer 1986). Below 0.05 a verdict follows, equality first; undecided: so many new seeds would "
         "decide in four of five trials, were the mean and its noise as seen here, and judged without those already "
         "seen. Behind until: the last evaluation, in "
         f"training tokens, whose 95 % interval lies above zero; to the end: when `{baseline}` was as far."

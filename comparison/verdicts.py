@@ -4,7 +4,7 @@ seeds learned it."""
 from dataclasses import dataclass
 
 from comparison.formats import number
-from comparison.inference import ALPHA, MOST_SEEDS, Difference, Share, holm
+from comparison.inference import ALPHA, MOST_SEEDS, Difference, Share, corrected
 from comparison.results import LearnedAt, Results
 
 
@@ -52,7 +52,7 @@ def of_task(results: Results) -> dict[str, Finding]:
     shares, baseline, found = learned(results), results.baseline, {}
     tested = {v: at for v, at in shares.items() if v != baseline and not results.summary[v].difference.apart}
     counts = {variant: (at.count, at.n - at.count) for variant, at in shares.items()}
-    p_values = holm({v: float(fisher_exact([counts[v], counts[baseline]]).pvalue) for v in tested})
+    (p_values,) = corrected({v: float(fisher_exact([counts[v], counts[baseline]]).pvalue) for v in tested})
     for variant, row in results.summary.items():
         at, apart = shares.get(variant), row.difference.apart
         if at is None:

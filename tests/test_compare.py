@@ -252,8 +252,8 @@ def test_summary_by_hand():
     # by seed: 0.25, 0, 0.5; the spread between seeds cancels
     difference = summary["b"].difference
     assert (difference.mean, difference.sd, difference.n) == (0.25, pytest.approx(0.25), 3)
-    assert difference.p == difference.p_holm == pytest.approx(0.22540333, rel=1e-6)  # scipy: stats.ttest_rel
-    assert (summary["a"].difference.mean, summary["a"].difference.p_holm) == (0, None)
+    assert difference.p == difference.p_different == pytest.approx(0.22540333, rel=1e-6)  # scipy: stats.ttest_rel
+    assert (summary["a"].difference.mean, summary["a"].difference.p_different) == (0, None)
     assert [point.mean for point in summary["a"].loss_by_context] == [3.0, 4.0]
     assert summary["b"].loss_by_context[1] == Point(None, None, 64, None, None)
     assert [(p.x, p.low, p.high) for p in summary["a"].curve] == [(2000, 3.0, 8.0), (4000, 2.0, 4.5)]
@@ -460,7 +460,7 @@ def test_other_budgets_and_contexts_are_not_compared_in_silence(tmp_path):
     found = {name: row["difference"] for name, row in written(tmp_path)["summary"].items()}
     assert found["longer"]["apart"] == "trained on 384 tokens"
     assert found["wider"]["apart"] == "trained with a context of 32 tokens"
-    assert found["rope"]["apart"] is None and found["longer"]["p_holm"] is None
+    assert found["rope"]["apart"] is None and found["longer"]["p_different"] is None
 
 
 def test_any_metric_of_a_scheme_is_reported(tmp_path, monkeypatch):

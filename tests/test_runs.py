@@ -66,7 +66,7 @@ def test_the_command_takes_a_baseline_and_pairs_only_shared_seeds(trained, tmp_p
     captured = capsys.readouterr()
     assert "| none |" in captured.out and "written to" in captured.err
     numbers = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["summary"]["rope"]["difference"]
-    assert (numbers["n"], numbers["low"], numbers["p_holm"]) == (2, None, None)
+    assert (numbers["n"], numbers["low"], numbers["p_different"]) == (2, None, None)
 
 
 def test_a_moved_run_is_found_where_it_is_now(trained, tmp_path):
