@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from html import escape
 from io import StringIO
 
@@ -74,6 +75,23 @@ class Plot:
         header = [self.x, *(series.label for series in self.series)]
         return header, [[x, *(line.get(x) for line in lines)] for x in xs]
 
+    @cached_property
+    def svg(self) -> str:
+        """The <svg> for an HTML page that has `palette` in its style, with its title and description."""
+        drawn, title, words = _draw(self), f"{self.name}-title", f"{self.name}-description"
+        size = re.search(r'viewBox="[^"]*"', drawn)[0]
+        text = re.sub(UNUSED, "", drawn, flags=re.S | re.X)
+        text = re.sub(r'(?<= id=")|(?<=href="#)|(?<=url\(#)', f"{self.name}-", text)  # one page holds many plots
+        for i, colour in enumerate(LIGHT):
+            text = text.replace(colour, f"var(--c{i})")
+        text = re.sub(r"\s*\n\s*", " ", text.replace(INK, "currentColor").replace("xlink:href", "href"))
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="{title} {words}" '
+            f'stroke-linejoin="round"><title id="{title}">{escape(self.title)}</title>'
+            f'<desc id="{words}">{escape(self.description)}</desc>'
+        )
+        return head + text.strip()
+
 
 def palette() -> str:
     """CSS that gives the plots' colours, in light and in dark mode."""
@@ -84,26 +102,9 @@ def palette() -> str:
     return f":root {{ color-scheme: light dark; {light} }}\n{DARK_MODE} {{ :root {{ {dark} }} }}\n"
 
 
-def inline_svg(plot: Plot) -> str:
-    """The plot as an <svg> for an HTML page that has `palette` in its style, with its title and description."""
-    drawn, title, words = _draw(plot), f"{plot.name}-title", f"{plot.name}-description"
-    size = re.search(r'viewBox="[^"]*"', drawn)[0]
-    text = re.sub(UNUSED, "", drawn, flags=re.S | re.X)
-    text = re.sub(r'(?<= id=")|(?<=href="#)|(?<=url\(#)', f"{plot.name}-", text)  # one page holds many plots
-    for i, colour in enumerate(LIGHT):
-        text = text.replace(colour, f"var(--c{i})")
-    text = re.sub(r"\s*\n\s*", " ", text.replace(INK, "currentColor").replace("xlink:href", "href"))
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="{title} {words}" '
-        f'stroke-linejoin="round"><title id="{title}">{escape(plot.title)}</title>'
-        f'<desc id="{words}">{escape(plot.description)}</desc>'
-    )
-    return head + text.strip()
-
-
 def svg_file(plot: Plot) -> str:
     """The plot as a file of its own."""
-    return inline_svg(plot).replace("<title", f"{svg_style()}<title", 1)
+    return plot.svg.replace("<title", f"{svg_style()}<title", 1)
 
 
 def svg_style() -> str:

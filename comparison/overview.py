@@ -5,7 +5,7 @@ from statistics import fmean
 
 import numpy as np
 
-from comparison.drawing import Plot, Series, inline_svg, svg_file
+from comparison.drawing import Plot, Series, svg_file
 from comparison.formats import number_of
 from comparison.page import inline, items, page, table_html
 from comparison.plots import WORST, few
@@ -24,7 +24,7 @@ def overview(results: dict[str, Results]) -> tuple[str, str, dict[str, str]]:
     caveats = caveats if len(caveats) == 1 else [f"{name}: {some[1]}" for name, some in said.items()]
     answers = [f"{name}: {some[0]}" for name, some in said.items()]
     title = f"{number_of(len(results), 'condition')}: {', '.join(results)}"
-    figure = f"<figure>{inline_svg(plot)}<figcaption>{inline(plot.description)}</figcaption></figure>" if plot else ""
+    figure = f"<figure>{plot.svg}<figcaption>{inline(plot.description)}</figcaption></figure>" if plot else ""
     html = page(
         title,
         f'<p class="answer">{inline(answer)}</p><p>{"<br/>".join(map(inline, caveats))}</p>{figure}'

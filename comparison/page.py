@@ -3,7 +3,7 @@
 import re
 from html import escape
 
-from comparison.drawing import Plot, inline_svg, palette
+from comparison.drawing import Plot, palette
 from comparison.formats import number
 from comparison.tables import Table
 
@@ -96,7 +96,7 @@ def figure(plot: Plot) -> str:
     cells = [[number(cell, ".4g" if isinstance(cell, float) else ",") for cell in row] for row in rows]
     thinned = f", one row in {step}" if step > 1 else ""
     return (
-        f"<figure><h3>{escape(plot.title)}</h3>{inline_svg(plot)}<figcaption>{inline(plot.description)}</figcaption>"
+        f"<figure><h3>{escape(plot.title)}</h3>{plot.svg}<figcaption>{inline(plot.description)}</figcaption>"
         f"<details><summary>The numbers{thinned}</summary>{_cells(plot.title, header, cells)}</details></figure>\n"
     )
 

@@ -2,7 +2,7 @@
 
 from html import escape
 
-from comparison.drawing import HEIGHT, WIDTH, Plot, Series, inline_svg, svg_style
+from comparison.drawing import HEIGHT, WIDTH, Plot, Series, svg_style
 from comparison.page import figure, inline, page
 from comparison.report import write_files
 from configs.reference import commented
@@ -39,7 +39,7 @@ def _stacked(*plots: Plot) -> str:
     """One picture of several, one below the other."""
     width, height = 72 * WIDTH, 72 * HEIGHT
     inner = [
-        inline_svg(plot).replace("<svg ", f'<svg y="{n * height:g}" width="{width:g}" height="{height:g}" ', 1)
+        plot.svg.replace("<svg ", f'<svg y="{n * height:g}" width="{width:g}" height="{height:g}" ', 1)
         for n, plot in enumerate(plots)
     ]
     size = f'viewBox="0 0 {width:g} {len(plots) * height:g}"'
