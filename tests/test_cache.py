@@ -1,10 +1,13 @@
 """The cache changes no logit: all comparisons are with full forward passes in float64."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 
 from model import inputs
 from model.cache import Cache
+from training.loss import summed_loss
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 TIGHT = dict(rtol=0, atol=1e-10)
@@ -23,6 +26,25 @@ def test_prefill_chunks_and_decode_are_the_full_forward_pass(scheme, chunks, tin
     logits = [model(chunk, cache) for chunk in ids.split(chunks, dim=1)]
     assert cache.length == 13
     torch.testing.assert_close(torch.cat(logits, dim=1), model(ids), **TIGHT)
+
+
+def test_a_trained_model_in_float32_decodes_what_float64_does_in_one_pass(scheme, tiny_model, tokens):
+    """With weights joined and rotations computed ahead, as generate.py decodes."""
+    model, ids, cache = tiny_model(scheme).float(), tokens(4, 25), Cache()
+    model.init_weights(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    with torch.enable_grad():
+        for _ in range(8):
+            loss = summed_loss(model, ids[:, :-1], ids[:, 1:]) / ids[:, 1:].numel()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    assert losses[-1] < 0.6 * losses[0]
+    with torch.inference_mode():
+        logits = torch.cat([model(chunk, cache) for chunk in ids.split([9, *[1] * 16], dim=1)], dim=1)
+    torch.testing.assert_close(logits.double(), deepcopy(model).double()(ids), rtol=0, atol=1e-5)
 
 
 def test_setting_the_length_back_forgets(scheme, tiny_model, tokens):
