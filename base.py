@@ -135,8 +135,11 @@ def complete_checkpoints(run: Path) -> dict[int, Path]:
 
 
 def _numbered(folder, prefix):
-    found = {path.parent.name.removeprefix(prefix): path.parent for path in folder.glob(f"{prefix}*/config.json")}
-    return {int(number): path for number, path in found.items() if number.isdecimal()}
+    names = os.listdir(folder) if folder.is_dir() else []  # a glob would find nothing where it may not look
+    numbers = [
+        name[len(prefix) :] for name in names if name.startswith(prefix) and (folder / name / "config.json").is_file()
+    ]
+    return {int(number): folder / f"{prefix}{number}" for number in numbers if number.isdecimal()}
 
 
 def read_json(file: Path) -> dict:

@@ -1,12 +1,15 @@
 """A run's folder: what may be started, resumed or overwritten there, its rows and its checkpoints."""
 
 import json
+import os
 import shutil
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from base import InputError
+from base import InputError, find_checkpoint
 from configs import load_config
 from model.position import Rope
 from model.position.base import Position
@@ -165,6 +168,23 @@ def test_the_newest_checkpoint_is_found_by_number_and_only_if_complete(started):
     assert run.newest_checkpoint() == run.checkpoint(1_000_000)
     run.prune()
     assert names(run.checkpoint(1).parent) == ["step_1000000"]
+
+
+def test_checkpoints_that_may_not_be_listed_are_not_taken_for_none(started, monkeypatch):
+    """A resumed run would begin anew, and one that is pruned would lose them all. Refused as the system would."""
+    run = RunFolder(started, resume=True)
+    complete(run, 1, 2)
+
+    def refuse(place=".", *, real):
+        if Path(place).name == "checkpoints":
+            raise PermissionError(13, "Permission denied", str(place))
+        return real(place)
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, partial(refuse, real=getattr(os, name)))
+    for method in (run.newest_checkpoint, run.prune, lambda: find_checkpoint(run.path)):
+        with pytest.raises(InputError, match="checkpoints: cannot be read: Permission denied$"):
+            method()
 
 
 def test_nothing_but_our_own_folders_is_pruned(tmp_path, started):
