@@ -11,7 +11,7 @@ import json
 import os
 import re
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -73,6 +73,8 @@ def open_source(config: DataConfig) -> Streams:
         return _files(config, [path], path.parent)
     if glob.has_magic(source):
         root = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
+        if "**" in path.parts and root.is_dir():
+            deque(_inside(root), maxlen=0)  # names what a glob leaves out, as it may not look there
         return _files(config, map(Path, glob.glob(str(path), recursive=True)), root)
     if source.startswith(synthetic.PREFIX):
         known = ", ".join(synthetic.PREFIX + task for task in synthetic.TASKS)

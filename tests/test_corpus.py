@@ -1028,8 +1028,9 @@ def test_a_folder_that_may_not_be_read_is_named_and_not_left_out(folder, load, m
         return scandir(place)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(InputError, match="set/in/closed: cannot be read: Permission denied$"):
-        load(source)
+    for given in (source, f"{source}/**/*.txt"):
+        with pytest.raises(InputError, match="set/in/closed: cannot be read: Permission denied$"):
+            load(given)
     (source / "in" / "closed").rename(source / "in" / "open")
     files = sources.open_source(DataConfig(source=str(source))).files["train"]
     assert {path.name for path in files} == {"a.txt", "b.txt"}
