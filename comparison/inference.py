@@ -101,7 +101,7 @@ def equality(numbers: Paired, margin: float) -> float | None:
 
 def seeds_needed(numbers: Paired, margin: float, family: int) -> int | None:
     """The fewest seeds that show a difference, or equality within the margin, in POWER of all trials, if mean and sd are
-    as observed; each p-value multiplied by the number of tests in the family. None above MOST_SEEDS.
+    as observed; each p-value multiplied by the number of variants in the family. None above MOST_SEEDS.
     """
     import numpy as np
     from scipy.stats import nct, t
@@ -124,7 +124,7 @@ def share(count: int, n: int) -> Share:
 
 def corrected(*tests: Mapping[str, float]) -> list[dict[str, float]]:
     """The p-values of each test by variant, corrected so that one wrong claim among all of them stays as rare as one alone.
-    Holm 1979, with the factors of Shaffer 1986 where, of the null hypotheses of a variant, only one can be true.
+    Holm 1979; Shaffer 1986 for several tests. At most one of a variant's null hypotheses may be true, whatever is the case.
 
     From the smallest on, each is multiplied by the number of variants of which a null hypothesis is left, for no more can
     be true; none becomes smaller than one before it, or above 1.

@@ -35,13 +35,13 @@ def test_a_trained_model_in_float32_decodes_what_float64_does_in_one_pass(scheme
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     with torch.enable_grad():
-        for _ in range(8):
+        for _ in range(5):
             loss = summed_loss(model, ids[:, :-1], ids[:, 1:]) / ids[:, 1:].numel()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
-    assert losses[-1] < 0.6 * losses[0]
+    assert losses[-1] < 0.8 * losses[0]
     with torch.inference_mode():
         logits = torch.cat([model(chunk, cache) for chunk in ids.split([9, *[1] * 16], dim=1)], dim=1)
     torch.testing.assert_close(logits.double(), deepcopy(model).double()(ids), rtol=0, atol=1e-5)
