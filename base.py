@@ -136,8 +136,8 @@ def complete_checkpoints(run: Path) -> dict[int, Path]:
 
 def _numbered(folder, prefix):
     names = os.listdir(folder) if folder.is_dir() else []  # a glob would find nothing where it may not look
-    numbers = [name[len(prefix) :] for name in names if name.startswith(prefix) and name[len(prefix) :].isdecimal()]
-    found = {int(number): folder / f"{prefix}{number}" for number in numbers}
+    numbers = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    found = {int(number): folder / f"{prefix}{number}" for number in numbers if number.isdecimal()}
     return {number: path for number, path in found.items() if (path / "config.json").is_file()}
 
 

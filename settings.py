@@ -4,6 +4,7 @@ from difflib import get_close_matches
 from typing import Annotated, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 Size = Annotated[int, Field(gt=0, lt=2**31)]  # of a tensor: two of them multiplied are still a number to torch
 Single = Annotated[float, Field(gt=-1e38, lt=1e38)]  # a number that float32 has
@@ -34,7 +35,10 @@ class FrozenConfig(BaseModel):
         taken = handler(values)
         for key, value in values.items() if isinstance(values, dict) else ():
             if _is_counted(value, getattr(taken, key, None)):
-                raise ValueError(f"{key} {value}: expected a number, not a truth value")
+                wrong = PydanticCustomError("number", "expected a number, not a truth value")
+                raise ValidationError.from_exception_data(
+                    cls.__name__, [{"type": wrong, "loc": (key,), "input": value}]
+                )
         return taken
 
     @classmethod

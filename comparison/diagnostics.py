@@ -38,8 +38,9 @@ def exact_match(
 ) -> dict[int, float | None]:
     """For each length, the share of `count` examples of a synthetic task that the model answers without a mistake.
 
-    end: the id of end-of-text, which begins each example. An answer counts when each of its tokens, and `end` after it, is
-    the argmax given the right tokens before it; this equals greedy decoding and takes one pass. None where the scheme has no positions for that length.
+    end: the id of end-of-text, which begins each example. An answer counts when each of its tokens, and `end` after it,
+    is the argmax given the right tokens before it; this equals greedy decoding and takes one pass. None where the scheme
+    has no positions for that length.
     """
     device, shares = model.output_weight.device, {}
     for length in lengths:

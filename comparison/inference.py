@@ -123,8 +123,10 @@ def share(count: int, n: int) -> Share:
 
 
 def corrected(*tests: Mapping[str, float]) -> list[dict[str, float]]:
-    """The p-values of each test by variant, corrected so that one wrong claim among all of them stays as rare as one alone.
-    Holm 1979; Shaffer 1986 for several tests. At most one of a variant's null hypotheses may be true, whatever is the case.
+    """The p-values of each test by variant, corrected so that one wrong claim among all stays as rare as one alone.
+
+    Holm 1979 for one test; Shaffer 1986 for several whose null hypotheses exclude one another for each variant, as no
+    difference and one beyond the margin do.
 
     From the smallest on, each is multiplied by the number of variants of which a null hypothesis is left, for no more can
     be true; none becomes smaller than one before it, or above 1.

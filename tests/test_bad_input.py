@@ -184,9 +184,8 @@ def test_a_folder_that_is_no_run(tmp_path, capsys):
         (compare, ["--runs", LONG]),
     ]:
         assert f"error: {LONG}/" in (line := refusal(capsys, program, *arguments))
-        assert (
-            "File name too long" in line
-        )  # which some Pythons find out while looking for files, others with the first
+        # Some Pythons find that out while looking for files, others with the first.
+        assert "File name too long" in line
 
 
 def test_an_empty_prompt_where_no_token_can_begin(run, tmp_path, capsys):
