@@ -11,7 +11,7 @@ import json
 import os
 import re
 import zlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -73,8 +73,7 @@ def open_source(config: DataConfig) -> Streams:
         return _files(config, [path], path.parent)
     if glob.has_magic(source):
         root = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
-        if "**" in path.parts and root.is_dir():
-            deque(_inside(root), maxlen=0)  # names what a glob leaves out, as it may not look there
+        _name_what_is_closed(path)
         return _files(config, map(Path, glob.glob(str(path), recursive=True)), root)
     if source.startswith(synthetic.PREFIX):
         known = ", ".join(synthetic.PREFIX + task for task in synthetic.TASKS)
@@ -92,6 +91,15 @@ def _inside(folder):
     for place, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if name[0] != "."]
         yield from (Path(place, name) for name in files if name[0] != ".")
+
+
+def _name_what_is_closed(pattern):
+    looked_into = (
+        part if part.name == "**" else part.parent for part in (pattern, *pattern.parents) if glob.has_magic(part.name)
+    )
+    for folders in sorted(set(looked_into)):
+        for folder in glob.glob(f"{folders}/", recursive=True):
+            os.scandir(folder).close()  # glob leaves out, without a word, what a closed folder holds
 
 
 def _unpacked(path):

@@ -1021,6 +1021,7 @@ def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(source, load, tmp
 def test_a_folder_that_may_not_be_read_is_named_and_not_left_out(folder, load, monkeypatch):
     """Unless it is hidden. Refused as the system would: root may read all."""
     source, scandir = folder("a.txt in/closed/b.txt .git/x.txt"), os.scandir
+    (source / "link").symlink_to(source / "in")
 
     def refuse(place):
         if Path(place).name in ("closed", ".git"):
@@ -1028,9 +1029,11 @@ def test_a_folder_that_may_not_be_read_is_named_and_not_left_out(folder, load, m
         return scandir(place)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    for given in (source, f"{source}/**/*.txt"):
-        with pytest.raises(InputError, match="set/in/closed: cannot be read: Permission denied$"):
-            load(given)
+    for given in ("", "**/*.txt", "**", "*/*/*.txt", "in/*/*.txt", "link/**/b.txt", "in/closed/b*"):
+        with pytest.raises(InputError, match="set/(in|link)/closed/?: cannot be read: Permission denied$"):
+            load(source / given)
+    for given in ("*", "*/closed/b.txt"):  # where no name is looked for inside it
+        sources.open_source(DataConfig(source=str(source / given)))
     (source / "in" / "closed").rename(source / "in" / "open")
     files = sources.open_source(DataConfig(source=str(source))).files["train"]
     assert {path.name for path in files} == {"a.txt", "b.txt"}
