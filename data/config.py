@@ -71,11 +71,12 @@ class WeightedConfig(SourceConfig):
 class DataConfig(SourceConfig):
     source: Annotated[str, Field(min_length=1)] | None = "python_docs"
     """python_docs, python_source, a txt, json, jsonl, csv or parquet file, a folder or glob of such files, a folder
-    written by datasets' save_to_disk, the name of a Hugging Face data set, or synthetic/copy, reverse, k-back,
-    induction, recall, addition or indirect-indexing. Of several files, those called validation, valid, val, dev, eval or evaluation are
-    for validation, those called test or testing are left out, and all others are for training: by the name of the
-    file or else of a folder (validation.txt, test-00000-of-00002.parquet) or, if any file is called train or training,
-    by a word in it (wiki.valid.txt). All but parquet may be compressed with gzip, as in txt.gz."""
+    written by datasets' save_to_disk, the name of a Hugging Face data set, or synthetic/ and one of copy, reverse,
+    k-back, induction, recall, addition or indirect-indexing. Of several files, those called validation, valid, val,
+    dev, eval or evaluation are for validation, those called test or testing are left out, and all others are for
+    training: by the name of the file or else of a folder (validation.txt, test-00000-of-00002.parquet) or, if any file
+    is called train or training, by a word in it (wiki.valid.txt). All but parquet may be compressed with gzip, as in
+    txt.gz."""
     sources: tuple[WeightedConfig, ...] = ()
     """A mixture instead of data.source: [{source: …, weight: …}, …], each with its own subset, split, text_column and
     errors, and a name. Sequences are drawn in proportion to the weights, exactly so in every 4,096, and each source has
