@@ -1,5 +1,6 @@
 """From documents to two memory-mapped streams of token ids, cached by content."""
 
+import errno
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from tempfile import TemporaryDirectory
 import numpy
 from tokenizers import Tokenizer
 
-from base import InputError, expanded, printable, writing
+from base import InputError, expanded, printable, reading, writing
 from data.config import DataConfig
 from data.documents import END_OF_TEXT, Slice, parts
 from data.hashing import content, digest
@@ -91,6 +92,8 @@ def load_corpus(config: DataConfig) -> Corpus:
         ]
         _make_entry(folder, config, whole, splits, given)
         corpus = _read_entry(folder, config, given)
+        if corpus is None:
+            raise InputError(f"data.cache_dir: {folder} is damaged and cannot be replaced; remove it")
     if not all(len(part.val) for part in corpus.parts):
         raise InputError(
             f"data.val_part {config.val_part!r}: the validation text has no document in that half; more documents, or a single one, have both"
@@ -158,8 +161,9 @@ def _make_entry(folder, config, content, splits, given):
             return
         try:
             _write_entry(work, config, content, splits, given)
-        except Exception:  # but not when killed
-            shutil.rmtree(work)
+        except Exception:  # but not when killed, nor where a network failed that will work again
+            if not (any(each.streaming for each in config.each()) and (work / MANIFEST).is_file()):
+                shutil.rmtree(work)
             raise
         shutil.rmtree(folder, ignore_errors=True)  # if damaged
         try:
@@ -247,8 +251,9 @@ def _name(config):
     return " + ".join(each.source for each in config.each())
 
 
+@reading()
 def _read_entry(folder, config, given):
-    """The cached corpus, or None if it is missing or damaged."""
+    """The cached corpus, or None if it is missing or damaged; InputError if it may be neither, and cannot be read."""
     streams = {"train": "train", "val": "val" if config.val_part == "all" else config.val_part}
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -278,5 +283,9 @@ def _read_entry(folder, config, given):
             source=_name(config),
             parts=tuple(Part(*name, *rest) for name, *rest in parts),
         )
-    except (OSError, EOFError, ValueError, KeyError, TypeError):
+    except OSError as error:
+        if error.errno not in (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+            raise
+        return None
+    except (EOFError, ValueError, KeyError, TypeError):
         return None

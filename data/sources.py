@@ -88,8 +88,15 @@ def _inside(folder):
     def refuse(error):  # otherwise os.walk leaves out, as rglob does, what a closed folder holds, without a word
         raise error
 
-    for place, folders, files in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if name[0] != "."]
+    seen = set()  # a link may lead to where one has been, or comes from
+    for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(
+            (name for name in folders if name[0] != "."), key=lambda name: (os.path.islink(Path(place, name)), name)
+        )
         yield from (Path(place, name) for name in files if name[0] != ".")
 
 

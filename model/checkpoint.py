@@ -1,12 +1,13 @@
 """Checkpoint folders, in the format of Hugging Face."""
 
+import errno
 import hashlib
 import json
 import math
 import os
 import re
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -56,7 +57,8 @@ def _write(folder, model, files, trainer):
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(str(error)) from None
-    shutil.copymode(folder / "config.json", folder / WEIGHTS)  # safetensors makes files only their owner can read
+    with suppress(OSError):  # where files have another owner than who writes them
+        shutil.copymode(folder / "config.json", folder / WEIGHTS)  # safetensors makes files only their owner can read
     if trainer is not None:
         try:
             with (folder / TRAINER).open("wb") as file:
@@ -76,8 +78,13 @@ def _write(folder, model, files, trainer):
 def _flush_names(folder):
     if hasattr(os, "O_DIRECTORY"):  # Windows has none, and opens no folder
         descriptor = os.open(folder, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):  # file systems that flush no folders
+                raise
+        finally:
+            os.close(descriptor)
 
 
 def _sum(file):
@@ -206,7 +213,7 @@ def load_trainer(folder: Path) -> dict:
     try:
         if not file.is_file():  # a pipe would never answer
             raise FileNotFoundError
-        content = torch.load(file, weights_only=True)
+        content = torch.load(file, map_location="cpu", weights_only=True)  # perhaps another device made it
     except Exception as error:  # a damaged file raises anything, from EOFError to RuntimeError
         raise InputError(f"{file}: missing, cut short or damaged ({type(error).__name__})") from error
     if not isinstance(content, dict):

@@ -1,5 +1,6 @@
 """Checkpoint folders: ours, those of `transformers`, and broken ones."""
 
+import errno
 import hashlib
 import json
 import os
@@ -648,6 +649,44 @@ def test_where_a_system_opens_no_folder_and_flushes_only_what_is_written_a_model
     monkeypatch.setattr(os, "fsync", flush)
     save_checkpoint(tmp_path / "model", tiny_model("rope"), {})
     assert len(flushed) == len([*(tmp_path / "model").iterdir()]) and load_checkpoint(tmp_path / "model")
+
+
+@pytest.mark.parametrize("refused", ["chmod", "fsync"])
+def test_where_a_file_system_has_no_modes_or_flushes_no_folders_a_model_is_saved(
+    refused, tiny_model, tmp_path, monkeypatch
+):
+    """As mounted drives of Windows, of which the first has another owner, and shared folders of virtual machines."""
+    real, calls = getattr(os, refused), []
+
+    def refuse(place, *arguments, **named):
+        calls.append(place)
+        if refused == "chmod":
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(place))
+        if stat.S_ISDIR(os.fstat(place).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(place)
+
+    monkeypatch.setattr(os, refused, refuse)
+    save_checkpoint(tmp_path / "model", tiny_model("rope"), {}, {"step": 1})
+    assert calls and load_checkpoint(tmp_path / "model") and load_trainer(tmp_path / "model") == {"step": 1}
+
+
+def test_a_full_disk_that_shows_when_a_folder_is_flushed_is_told(tiny_model, tmp_path, monkeypatch):
+    def refuse(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(InputError, match="model: cannot be written: No space left on device"):
+        save_checkpoint(tmp_path / "model", tiny_model("rope"), {})
+
+
+def test_what_a_gpu_wrote_is_read_where_there_is_none(tmp_path, tiny_model, monkeypatch):
+    """Here a CPU's tensor that says that it lay on a GPU."""
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda _: "cuda:0")
+        save_checkpoint(tmp_path / "c", tiny_model("rope"), {}, {"moment": torch.arange(3.0)})
+    assert load_trainer(tmp_path / "c")["moment"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("call", ["save_file", "os.fsync", "os.replace"])

@@ -377,6 +377,32 @@ def test_a_damaged_entry_is_made_again(name, damage, load, many, tmp_path):
     assert path.read_bytes() == content or name == "corpus.json"
 
 
+def test_an_entry_that_cannot_be_read_is_not_made_again(load, many, tmp_path, monkeypatch):
+    """Others may be reading it; and what is refused now may not be later."""
+    good = load(many).train.tolist()
+    manifest, real = entries(tmp_path)[0].parent / "corpus.json", Path.read_text
+
+    def refuse(path, *arguments, **named):
+        if path == manifest:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(module, "write_streams", None)
+    with pytest.raises(InputError, match=f"^{manifest}: cannot be read: Permission denied$"):
+        load(many)
+    monkeypatch.undo()
+    assert load(many).train.tolist() == good
+
+
+def test_a_damaged_entry_that_cannot_be_removed_is_named(load, many, tmp_path, monkeypatch):
+    load(many)
+    (manifest := entries(tmp_path)[0].parent / "corpus.json").write_text("{")
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
+    with pytest.raises(InputError, match=f"^data.cache_dir: {manifest.parent} is damaged and cannot be replaced"):
+        load(many)
+
+
 def test_a_process_waits_for_another_that_prepares_the_same(load, many, tmp_path, monkeypatch):
     """And uses what that one made. Here the other has its turn while this one asks for the lock."""
     lock = fcntl.flock
@@ -463,6 +489,32 @@ def test_a_killed_preparation_goes_on_where_it_stopped(kind, many, tmp_path, mon
         assert prepare(str(kills)) == whole
         assert once <= len(encoded) <= once + 2 * len(kills), "at most a shard for each kill"
         assert not list((tmp_path / str(kills)).glob(".unfinished*"))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_a_stream_gave_before_its_network_failed_is_kept(stream, tmp_path, monkeypatch):
+    """As after a kill; an error in a text of one's own leaves nothing."""
+    monkeypatch.setattr(encoding, "_BATCH_BYTES", 8)
+    monkeypatch.setattr(shards, "_SHARD", 1)
+    texts, is_up = [f"document {n}" for n in range(50)], False
+
+    def read():
+        yield from texts[:20]
+        if not is_up:
+            raise InputError("no network")
+        yield from texts[20:]
+
+    streams = sources.Streams(train=read, validation=lambda: iter(texts[:2]))
+    streams.identity = ("some/set",)  # so that it is not read for its hash
+    monkeypatch.setattr(module, "open_source", lambda _: streams)
+    given = {"source": "some/set", "streaming": True, "max_tokens": 10_000} if stream else {"source": "a.txt"}
+    config = DataConfig(**given, tokenizer={"kind": "byte"}, cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(InputError, match="no network"):
+        load_corpus(config)
+    assert len([*(tmp_path / "cache").glob(".unfinished-*/train.npy")]) == stream
+    is_up = True
+    assert documents(load_corpus(config), "train") == texts
+    assert not [*(tmp_path / "cache").glob(".unfinished-*")]
 
 
 def test_a_stream_killed_when_it_is_full_takes_no_later_document(tmp_path, monkeypatch, killed_after):
@@ -1037,6 +1089,18 @@ def test_a_folder_that_may_not_be_read_is_named_and_not_left_out(folder, load, m
     (source / "in" / "closed").rename(source / "in" / "open")
     files = sources.open_source(DataConfig(source=str(source))).files["train"]
     assert {path.name for path in files} == {"a.txt", "b.txt"}
+
+
+def test_a_link_to_a_folder_is_followed_and_no_text_taken_twice(folder):
+    """Folders as globs do, though not for ever where a link leads back; what it leads to counts by its own place."""
+    source = folder("a.txt in/b.txt other/c.txt")
+    outside = source.parent / "disk"
+    (source / "other").rename(outside)
+    (source / "in" / "outside").symlink_to(outside)
+    (source / "in" / "back").symlink_to(source)
+    (source / "again").symlink_to(source / "in")
+    files = sources.open_source(DataConfig(source=str(source))).files["train"]
+    assert [path.relative_to(source).as_posix() for path in files] == ["a.txt", "in/b.txt", "in/outside/c.txt"]
 
 
 def test_sources_without_text_are_refused(load, tmp_path):

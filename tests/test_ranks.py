@@ -30,6 +30,7 @@ from training import loop
 from training import ranks as ranks_module
 from training.alone import ALONE
 from training.evaluation import evaluate
+from training.machine import pick_engine
 from training.optimizer import build_optimizer
 from training.processes import STARTED_BY_TORCHRUN, joined
 from training.run import RunFolder
@@ -282,6 +283,21 @@ def test_an_error_that_all_have_is_told_once(tmp_path, ranks, size, function, se
     told = [line for said in ranks.said for line in said.splitlines() if line.startswith("error")]
     assert len(told) == 1 and re.search(message, told[0])
     assert not any("Traceback" in said for said in ranks.said)
+
+
+def test_more_processes_than_gpus_are_refused_where_a_gpu_is_asked_for(monkeypatch):
+    for name, count in {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "RANK": 1, "LOCAL_RANK": 1, "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(count))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setitem(ranks_module.ENGINES, "ddp", mock.Mock())
+    settings = TrainConfig(batch_size=4, parallel="ddp")
+    for gpus, device in ((1, "cpu"), (2, "auto"), (2, "cuda")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        assert pick_engine(settings.model_copy(update={"device": device}))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(InputError, match="^train.device: expected a GPU for each of 2 processes, got 1"):
+        pick_engine(settings)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -75,6 +75,25 @@ def test_overwriting_leaves_nothing_of_the_old_run(tmp_path, started):
     assert (other / "config.json").is_file() and not old.checkpoint(5).parent.is_symlink()
 
 
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [("train.init_from", ""), ("train.init_from", "/checkpoints/step_000006"), ("data.tokenizer.folder", "")]
+    + [("data.cache_dir", "/cache"), ("data.source", "/*.txt")],
+)
+def test_a_run_is_not_overwritten_by_one_that_starts_from_it(tmp_path, started, key, place):
+    config, before = started, names(started.folder)
+    *parts, name = key.split(".")
+    changed = {name: f"{started.folder}{place}"}
+    for part in reversed(parts):
+        inner = config.data.tokenizer if part == "tokenizer" else getattr(config, part)
+        changed = {part: inner.model_copy(update=changed)}
+    config = config.model_copy(update=changed)
+    with pytest.raises(InputError, match=f"^{key}.* is in .*/runs/tiny, which --overwrite would remove"):
+        RunFolder(config, overwrite=True)
+    RunFolder(config.model_copy(update={"name": "other"}), overwrite=True)
+    assert names(started.folder) == before
+
+
 def undeletable(*_):
     raise PermissionError(13, "Permission denied")
 
@@ -217,3 +236,24 @@ def test_a_checkpoint_that_cannot_be_removed_is_one_line_and_is_removed_later(st
     assert run.newest_checkpoint() == run.checkpoint(2)
     run.prune()
     assert names(run.checkpoint(1).parent) == ["step_000002"]
+
+
+def test_rows_that_decide_about_checkpoints_are_on_the_disk_before_these(started, monkeypatch):
+    """So that a loss of power does not leave a checkpoint without the rows before it, or none for the best."""
+    run, flushed, real = RunFolder(started, resume=True), [], os.fsync
+
+    def flush(descriptor):
+        real(descriptor)
+        partial = run.path / ".metrics.jsonl.partial"
+        flushed.append((partial if partial.exists() else run.metrics_file).read_text())
+
+    monkeypatch.setattr(os, "fsync", flush)
+    run.log({"step": 1, "tokens": 1, "train_loss": 2.0})
+    assert not flushed, "for each row it would take long"
+    run.log({"step": 1, "tokens": 1, "val_loss": 2.0, "val_bits_per_byte": 1.0})
+    run.log({"step": 2, "tokens": 2, "train_loss": 2.0})
+    run.keep_rows()
+    lines = run.metrics_file.read_text().splitlines(keepends=True)
+    assert len(flushed) == 2 and len(lines) == 3
+    run.drop_rows_after(1)
+    assert flushed[2] == "".join(lines[:2]) == run.metrics_file.read_text()

@@ -45,7 +45,7 @@ def signals_in_step(step, *numbers):
     return before_step(step, lambda _: [os.kill(os.getpid(), number) for number in numbers])
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("step", [1, 4, 6])
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, capsys, number, status, step):
     """And the line that it ends with makes the run go on, to the same bits."""
@@ -61,6 +61,15 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, capsys
     assert last == f"stopped after step {step} of 6; to continue: python train.py {file} --resume"
     assert call(program, *shlex.split(last.split("train.py ")[1])) == 0
     assert_same_bits(stopped, whole)
+
+
+def test_a_run_under_nohup_outlives_its_terminal(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals_in_step(3, signal.SIGHUP):
+            assert call(program, config_file(tmp_path)) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])

@@ -130,6 +130,16 @@ def test_a_wandb_that_refuses_all_is_a_warning(tmp_path, wandb, capsys):
     assert warning.endswith("could not start a run offline (not today); next: continue without it")
 
 
+@pytest.mark.parametrize("sent", ["log", "finish"])
+def test_a_wandb_that_ends_before_the_run_is_a_warning(tmp_path, wandb, capsys, sent):
+    """Its process gets the signals of a job, too; the run stops with a checkpoint, or comes to its end."""
+    setattr(wandb, sent, lost := mock.Mock(side_effect=ConnectionResetError("Connection lost")))
+    config = trained(tmp_path, "wandb.mode=offline")
+    assert rows(config.folder)[-1]["step"] == 6 and names(config.folder / "checkpoints") == ["step_000006"]
+    assert warnings(capsys) == ["warning: wandb has ended (ConnectionResetError); going on without it"]
+    assert lost.call_count == 1
+
+
 @pytest.mark.parametrize("missing, modes", [("has_login", ["offline"]), ("has_network", ["online", "offline"])])
 def test_wandb_without_login_or_network_goes_on_offline(tmp_path, wandb, capsys, missing, modes):
     """With a warning, and asks for no login: wandb's own menu would block a run in a terminal."""

@@ -39,7 +39,7 @@ def train(config: Config, resume: bool = False, overwrite: bool = False, tell: b
 
     tell: whether to print what is known at the start.
     Writes the run folder. Batch i depends only on config.seed and i, so a resumed run continues where it stopped.
-    On SIGINT or SIGTERM it finishes the step, or breaks off the evaluation, writes a checkpoint and ends the program
+    On SIGINT, SIGTERM or SIGHUP it finishes the step, or breaks off the evaluation, writes a checkpoint and ends the program
     with status 130 or 143. Raises InputError before writing anything if config, corpus and folder do not fit together,
     and later if loss, gradient or evaluation is not finite, or if the disk or the device's memory is full.
     """
@@ -224,6 +224,7 @@ class Trainer:
         model, moments = self.engine.whole(self.model), self.engine.whole_state(self.optimizer.state_dict())
         state = {"step": self.step, "skipped": self.skipped, "optimizer": moments}
         if not self.engine.rank:
+            self.run.keep_rows()
             save_checkpoint(self.run.checkpoint(self.step), model, self.corpus.files, state)
         self.engine.from_first(None)  # or, after a signal, others end meanwhile, and torchrun kills what is left
         self.saved = self.step
@@ -275,22 +276,21 @@ class Trainer:
 
         Sets aside the checkpoints whose weights were ruined already.
         """
+        self.log({"diverged": problem})
         checkpoint = None
         if not self.engine.rank:
             while checkpoint := self.run.newest_checkpoint():
                 if self.is_good(checkpoint):
                     break
                 self.run.set_aside(checkpoint)
-        self.log({"diverged": problem})
         checkpoint = self.engine.from_first(checkpoint)
         raise InputError(f"{problem}; the last good checkpoint is {checkpoint or 'none yet'}")
 
     def is_good(self, checkpoint: Path) -> bool:
         """Whether a checkpoint's loss on the first window of the validation split is finite."""
-        model = load_checkpoint(checkpoint).to(self.device)  # perhaps with a scheme that was dropped since
+        model = load_checkpoint(checkpoint)  # on the CPU: the device may be full; perhaps with a scheme dropped since
         window = self.corpus.val[: self.context + 1]
-        with autocast(self.settings.dtype, self.device):
-            return math.isfinite(evaluate(model, window, self.context, end_of_text=self.end_of_text))
+        return math.isfinite(evaluate(model, window, self.context, end_of_text=self.end_of_text))
 
     def stopping(self) -> int:
         """The signal that is to end the run, the same in all processes; 0 if none came."""

@@ -1,5 +1,6 @@
 """What the machine allows a run: processes, threads, a compiler, memory."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ import torch
 from base import InputError
 from configs import TrainConfig
 from model import threads
-from model.device import is_out_of_memory
+from model.device import is_out_of_memory, pick_device
 from model.transformer import Transformer
 from training.alone import ALONE, Alone
 from training.processes import number_of_processes
@@ -25,6 +26,11 @@ def pick_engine(config: TrainConfig) -> Alone:
         raise InputError(f"train.parallel: expected {' or '.join(ENGINES)} with {size} processes, got null")
     if config.batch_size % size:
         raise InputError(f"train.batch_size: expected a multiple of the {size} processes, got {config.batch_size}")
+    here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    if pick_device(config.device).type == "cuda" and here > gpus:
+        raise InputError(
+            f"train.device: expected a GPU for each of {here} processes, got {gpus}; train.device=cpu needs none"
+        )
     return ENGINES[config.parallel]()
 
 

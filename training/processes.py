@@ -1,6 +1,7 @@
 """The processes of one run, which torchrun starts: how each joins the others and leaves them."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -40,7 +41,7 @@ def joined() -> Iterator[int]:
     import torch
     from torch import distributed
 
-    if torch.cuda.is_available():
+    if int(os.environ["LOCAL_RANK"]) < torch.cuda.device_count():  # else none is there, or `pick_engine` will complain
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     store, rank, size = next(distributed.rendezvous("env://"))
     distributed.init_process_group(store=store, rank=rank, world_size=size, timeout=TIMEOUT)
@@ -53,6 +54,11 @@ def joined() -> Iterator[int]:
             raise
         if store.add("told", 1) > 1:
             raise SystemExit(2) from None
+        if is_lost and re.search("timed? ?out", str(error), re.IGNORECASE):
+            raise InputError(
+                f"waited {TIMEOUT.seconds // 60} minutes for another process of this run; if the first is preparing a "
+                "long text, do that beforehand, with prepare.py"
+            ) from None
         if is_lost:
             raise InputError(
                 "another process of this run has ended, so this one ends, too; --resume continues it"

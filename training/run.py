@@ -2,17 +2,19 @@
 
 import json
 import math
+import os
 import re
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import IO
 
 import yaml
 from tqdm import tqdm
 
-from base import InputError, complete_checkpoints, read_json, reading, writing
+from base import InputError, complete_checkpoints, expanded, read_json, reading, writing
 from configs import Config, load_config
 from data.corpus import Corpus
 from data.tokenizer import load_tokenizer, tokenizer_files
@@ -59,6 +61,12 @@ class RunFolder:
                 f"{self.path}: already holds a run; --resume continues it, --overwrite replaces it, "
                 "name=… starts another"
             )
+        if holds_run and self.overwrite:
+            for key, used in _files_used(self.config).items():
+                if expanded(used).resolve().is_relative_to(self.path.resolve()):
+                    raise InputError(
+                        f"{key}: {used} is in {self.path}, which --overwrite would remove; name=… starts another"
+                    )
         early = {".lock", "corpus.json", "metrics.jsonl", "versions.json"}  # all that a kill at the start can leave
         early |= {f".{name}.partial" for name in ("corpus.json", "versions.json", "config.yaml")}
         if not holds_run and self.path.exists() and {file.name for file in self.path.iterdir()} - early:
@@ -161,6 +169,13 @@ class RunFolder:
         """Appends a row to metrics.jsonl."""
         with writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+            if row.keys() & {"val_loss", "diverged"}:  # which decide what becomes of checkpoints
+                flush(file)
+
+    def keep_rows(self) -> None:
+        """Makes sure that the rows so far outlive a loss of power, as a checkpoint of their step will."""
+        with writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
+            flush(file)
 
     def metrics(self) -> list[dict]:
         """All complete rows of metrics.jsonl; InputError if they cannot be read."""
@@ -233,15 +248,31 @@ class ReadRunFolder(RunFolder):
     def _leave_it(self, *_) -> None:
         pass
 
-    start = describe = log = drop_rows_after = set_aside = prune = _leave_it
+    start = describe = log = keep_rows = drop_rows_after = set_aside = prune = _leave_it
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Writes a file atomically: a kill leaves the old one or the new one."""
+    """Writes a file atomically: a kill, or a loss of power, leaves the old one or the new one."""
     partial = file.with_name(f".{file.name}.partial")
     with writing(file):
-        partial.write_text(text, encoding="utf-8")
+        with partial.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            flush(stream)
         partial.replace(file)
+
+
+def flush(stream: IO) -> None:
+    """Returns when what was written to a stream is on the disk."""
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _files_used(config: Config) -> dict[str, str]:
+    """key: path of what a run reads, or keeps for other runs, outside its own folder."""
+    keys = {"train.init_from": config.train.init_from, "data.cache_dir": config.data.cache_dir}
+    keys |= {"data.tokenizer.folder": config.data.tokenizer.folder}
+    keys |= {f"data.source {each.source!r}": each.source for each in config.data.each()}
+    return {key: path for key, path in keys.items() if path}
 
 
 def trained_keys(values: dict, prefix: str = "") -> dict:

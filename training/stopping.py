@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def signals_received(hurried: bool = True) -> Iterator[list[int]]:
-    """Yields a list that collects each SIGINT and SIGTERM received, so that the current step can finish.
+    """Yields a list that collects each SIGINT, SIGTERM and SIGHUP (a closed terminal) received, so that the current step can finish.
 
     hurried: whether after the first signal a SIGINT interrupts at once. Not under torchrun, which passes on to its
     processes the Ctrl-C that they have seen themselves.
@@ -23,7 +23,10 @@ def signals_received(hurried: bool = True) -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():  # only that one may handle signals
         yield received
         return
-    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, receive) for number in numbers}
     try:
         yield received
     finally:

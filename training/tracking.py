@@ -14,16 +14,17 @@ def tracking(run: RunFolder, step: int) -> Iterator[Callable[[dict], None]]:
     """Yields a function that sends a row of metrics to the wandb run that config.wandb asks for, if any.
 
     A run that continues after `step` continues in its wandb run, whose id the run folder keeps. Never asks for a login,
-    never waits long for a network; if wandb refuses, that is a warning.
+    never waits long for a network; if wandb refuses, or ends before the run, that is a warning.
     """
     tracked = None if run.config.wandb.mode == "disabled" else _begin(run, step)
     if tracked is None:
         yield lambda row: None
         return
+    send = _sender()
 
     def track(row):
         if row["step"] >= tracked.starting_step:  # wandb has the earlier ones, and accepts each only once
-            tracked.log(_numbers(row), step=row["step"])
+            send(tracked.log, _numbers(row), step=row["step"])
 
     failed = 1
     try:
@@ -33,7 +34,7 @@ def tracking(run: RunFolder, step: int) -> Iterator[Callable[[dict], None]]:
         yield track
         failed = 0
     finally:
-        tracked.finish(exit_code=failed)
+        send(tracked.finish, exit_code=failed)
 
 
 def track_report(folder: Path, config: WandbConfig, tables: Iterable) -> None:
@@ -53,8 +54,28 @@ def track_report(folder: Path, config: WandbConfig, tables: Iterable) -> None:
         shown = {table.title: wandb.Table(columns=table.header, data=table.rows) for table in tables}
         for page in sorted([*folder.glob("*.html"), *folder.glob("*.svg")]):  # its images are pixels
             shown[page.name] = wandb.Html(page.read_text(encoding="utf-8"), inject=False)
-        tracked.log(shown)
-        tracked.finish()
+        send = _sender()
+        send(tracked.log, shown)
+        send(tracked.finish)
+
+
+def _sender() -> Callable[..., None]:
+    """A function that calls another, until one fails: then it warns, once, and calls no more.
+
+    wandb works in a process of its own, which a signal to all processes of a job ends, too; without it any call raises.
+    """
+    is_lost = False
+
+    def send(call, *given, **named):
+        nonlocal is_lost
+        if not is_lost:
+            try:
+                call(*given, **named)
+            except Exception as error:
+                is_lost = True
+                print(f"warning: wandb has ended ({type(error).__name__}); going on without it", file=sys.stderr)
+
+    return send
 
 
 def _begin(run: RunFolder, step: int):
@@ -93,7 +114,7 @@ def _first_that_works(ways: list[tuple[str, dict]], folder: Path, asked: WandbCo
             settings = wandb.Settings(init_timeout=20, silent=True)
             place = {"name": folder.name, "dir": folder, **asked.model_dump(exclude={"mode"})}
             tracked = wandb.init(**place, settings=settings, **more, **how)
-        except (wandb.Error, ValueError) as error:
+        except Exception as error:  # its own, ValueError, or what the system says of its process
             reason = " ".join(str(error).split())
             print(f"warning: wandb could not {what} ({reason:.200}); next: {then}", file=sys.stderr)
         else:
