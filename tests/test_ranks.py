@@ -285,6 +285,25 @@ def test_an_error_that_all_have_is_told_once(tmp_path, ranks, size, function, se
     assert not any("Traceback" in said for said in ranks.said)
 
 
+def test_a_process_that_waited_in_vain_does_not_say_that_another_has_ended(monkeypatch):
+    """gloo's words after 30 minutes, in which the first process may have been preparing a text."""
+    for name, value in {
+        "WORLD_SIZE": "2",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "x",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    store = mock.Mock(add=lambda *_: 1)
+    monkeypatch.setattr(torch.distributed, "rendezvous", lambda _: iter([(store, 0, 2)]))
+    monkeypatch.setattr(torch.distributed, "init_process_group", mock.Mock())
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", mock.Mock())
+    with pytest.raises(InputError, match="^waited 30 minutes for another process of this run; .* prepare.py$"):
+        with joined():
+            raise RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv")
+
+
 def test_more_processes_than_gpus_are_refused_where_a_gpu_is_asked_for(monkeypatch):
     for name, count in {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "RANK": 1, "LOCAL_RANK": 1, "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(count))
