@@ -49,6 +49,7 @@ def main() -> None:
         from training.processes import number_of_processes
         from training.run import RunFolder
 
+        sys.stdout.reconfigure(encoding="utf-8")
         if number_of_processes() > 1:
             raise InputError(
                 "compare.py: expected to be started without torchrun; --list names its runs, for schedulers"

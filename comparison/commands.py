@@ -43,11 +43,11 @@ def compare(comparison: Comparison, jobs: int = 1) -> str:
 
 
 def _check_texts(parts: Iterable[Comparison], corpora: Corpora) -> None:
-    """Tokenizes each text, which side by side each process would. InputError where one is too short to be reported on, or
-    a task's answers could not be scored: before the rates are chosen, not after."""
+    """Tokenizes each text, which side by side each process would. InputError where one is too short to be reported on,
+    variants of a part have several, or a task's answers could not be scored: before the rates are chosen, not after."""
     checked = {}
     for part in parts:
-        rate = next(iter(part.config.learning_rates), None)
+        rate, texts = next(iter(part.config.learning_rates), None), {}
         for config in (part.reported_runs(variant, rate)[0].config for variant in part.config.variants):
             if config.data not in checked:
                 checked[config.data] = corpus = corpora.load(config.data)
@@ -57,6 +57,12 @@ def _check_texts(parts: Iterable[Comparison], corpora: Corpora) -> None:
                         "expected kind char or byte"
                     )
             fit_to_corpus(config, checked[config.data])
+            texts.setdefault((checked[config.data].hash, checked[config.data].val_bytes), config.name)
+        if len(texts) > 1:
+            raise InputError(
+                f"data: expected one text for all variants, got another for {' and '.join(texts.values())}; "
+                "conditions compare once on each"
+            )
 
 
 def _compare(comparison: Comparison, jobs: int, corpora: Corpora) -> Results:

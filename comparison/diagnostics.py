@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from comparison.results import Attention, EmbeddingRms
 from data.synthetic import TRAINED_LENGTHS, examples
 from data.tokenizer import encode
+from model.attention import SCORES
 from model.transformer import Transformer
 from training.evaluation import in_passes
 
@@ -108,10 +109,19 @@ class _Attention(TorchFunctionMode):
 
     def _record(self, q: Tensor, k: Tensor, v: Tensor, attn_mask, is_causal: bool, scale: float, enable_gqa: bool):
         q, k = (x[0].to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k))  # (heads, T, d)
-        scores = q @ k.repeat_interleave(len(q) // len(k), dim=0).mT * scale
-        position = torch.arange(k.shape[1], device=q.device)
-        if is_causal:
-            attn_mask = position[-q.shape[1] :, None] >= position
+        if self.rows == 0:
+            self.masses.append(0.0)
+            self.largest.append(torch.tensor(-torch.inf))
+        k, position = k.repeat_interleave(len(q) // len(k), dim=0), torch.arange(k.shape[1], device=q.device)
+        # some queries at a time: the kernel never holds all scores, and neither may this
+        for rows in position[: q.shape[1]].split(max(1, SCORES // len(position))):
+            seen = attn_mask if attn_mask is None else attn_mask[..., rows, :]
+            if is_causal:
+                seen = position[rows + len(position) - q.shape[1], None] >= position
+            self._record_some(q[:, rows], k, seen, scale, position)
+
+    def _record_some(self, q: Tensor, k: Tensor, attn_mask: Tensor | None, scale: float, position: Tensor):
+        scores = q @ k.mT * scale
         if attn_mask is not None:
             added = attn_mask if attn_mask.is_floating_point() else torch.where(attn_mask, 0.0, float("-inf"))
             scores = scores + added.reshape(-1, *scores.shape[1:])
@@ -120,9 +130,6 @@ class _Attention(TorchFunctionMode):
         bins = torch.bucketize(distance, torch.tensor(self.ends, device=q.device))  # the future, in bin 0, weighs 0
         mass = scores.new_zeros(len(q), len(self.ends))
         mass.index_add_(1, bins.flatten(), scores.softmax(dim=-1).flatten(1))
-        if self.rows == 0:
-            self.masses.append(0.0)
-            self.largest.append(torch.tensor(-torch.inf))
         self.masses[-1] = self.masses[-1] + mass.cpu() / self.length
         self.largest[-1] = self.largest[-1].maximum(scores.amax(dim=(1, 2)).cpu())
         self.rows = (self.rows + len(distance)) % self.length

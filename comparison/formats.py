@@ -27,7 +27,7 @@ def p_value(p: float | None) -> str:
 def count(number: float) -> str:
     """`512`, `81.9k`, `2.46M`."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
+        if number >= 0.9995 * size:  # which three digits show as the next unit's
             return f"{number / size:.3g}{unit}"
     return f"{number:g}"
 

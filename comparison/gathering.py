@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,11 @@ def gather(
     keys = {key for own in apart.values() for key in own}
     alike = all(key.startswith(("model.position.", "train.position_")) or key.endswith("learning_rate") for key in keys)
     notes = [(SAME_START if alike else OTHER_START) if plan else FOUND]
+    if others := _other_versions(run for some in runs.values() for run in some):
+        notes.append(
+            f"The runs were made with several versions of {', '.join(others)}, which results.json has for each: that may be "
+            "a part of any difference."
+        )
     if not comparable:
         logged, tried, runs = (
             {variant: [in_bits_per_byte(run) for run in some] for variant, some in each.items()}
@@ -108,6 +114,13 @@ def gather(
 
 def _edges(rows: list[RateSpread]) -> tuple[float, float]:
     return rows[0].learning_rate, rows[-1].learning_rate
+
+
+def _other_versions(runs: Iterable[MeasuredRun]) -> list[str]:
+    """Of what the runs were not all made with the same version."""
+    made = [used.items() for run in runs for used in run.versions.values()]
+    names = [name for name, _ in {item for used in made for item in used}]
+    return sorted(name for name in {*names} if names.count(name) > 1)
 
 
 def _costs(configs: dict[str, Config], baseline: str, file: Path) -> dict[str, Cost]:

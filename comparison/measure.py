@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from base import InputError, read_json
+from base import InputError, read_json, reading
 from comparison.design import rejection
 from comparison.diagnostics import attention_by_distance, embedding_rms, exact_match, parts_answers
 from comparison.losses import losses_by_length
@@ -106,6 +106,7 @@ def measure(
         raise InputError(f"{file}: {one_line(error)}; {REMEDY}") from None
 
 
+@reading()
 def read_kept(file: Path) -> dict:
     """What was measured before, {} where there is no such file. InputError where it is cut short or no mapping."""
     try:

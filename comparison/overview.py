@@ -1,5 +1,6 @@
 """How the gaps between variants change over several conditions: budgets, texts, sizes of the model."""
 
+import json
 import math
 from statistics import fmean
 
@@ -13,6 +14,10 @@ from comparison.results import Results
 from comparison.tables import Table
 from comparison.verdicts import Finding, findings, learned
 from comparison.words import NOISE, by_kind, sentences
+from training.run import trained_keys
+
+# what may differ between budgets of one training
+BUDGET = ("seed", "train.steps", "train.warmup_steps", "train.learning_rate", "train.min_learning_rate")
 
 
 def overview(results: dict[str, Results]) -> tuple[str, str, dict[str, str]]:
@@ -104,7 +109,9 @@ def at_equal_time(results: dict[str, Results]) -> Table:
 
 
 def _text_and_size(one: Results) -> tuple:
-    return one.corpus["hash"], one.summary[one.baseline].parameters, one.optimizer, one.context, one.unit
+    config = trained_keys(one.runs[one.baseline][0].config)
+    rest = json.dumps([item for item in config.items() if item[0] not in BUDGET])
+    return one.corpus["hash"], one.summary[one.baseline].parameters, one.optimizer, one.context, one.unit, rest
 
 
 def _budget(one: Results) -> int:

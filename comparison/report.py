@@ -14,7 +14,7 @@ from comparison.page import figure, inline, items, page, table_html
 from comparison.plots import FIRST, WORST, plots, shown
 from comparison.results import Results
 from comparison.tables import tables
-from comparison.words import rates, sentences
+from comparison.words import are_chosen, rates, sentences
 
 
 def write(results: Results, folder: Path, **more: Any) -> str:
@@ -80,6 +80,7 @@ def _chips(results: Results) -> list[str]:
     shape = results.runs[results.baseline][0].config.get("model", {})
     sizes = f", {shape['num_hidden_layers']} layers × {shape['hidden_size']}" if shape else ""
     tried = _range([len(rates) for rates in results.sweep.values()])
+    how = f"the best of {tried} tried" if results.tuning else "chosen before" if are_chosen(results) else "given"
     return [
         number_of(len(results.sweep), "variant"),
         f"text: {corpus['source']}, {count(corpus['train_bytes'])} bytes",
@@ -87,7 +88,7 @@ def _chips(results: Results) -> list[str]:
         f"{' or '.join(map(count, results.tokens))} tokens a run",
         number_of(_range([len(other.seeds) for other in results.summary.values()]), "seed"),
         results.optimizer,
-        f"learning rate {rates(results)}, {f'the best of {tried} tried' if results.tuning else 'given'}",
+        f"learning rate {rates(results)}, {how}",
     ]
 
 

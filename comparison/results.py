@@ -148,7 +148,7 @@ class Ratio:
 class Cost:
     """What a variant costs beside the baseline, all variants measured in turn. None where the rounds scatter."""
 
-    training: Ratio | None  # a step
+    training: Ratio | None  # per token
     decoding: Ratio | None  # a token
     training_tokens_per_second: float  # medians over rounds, of this machine
     decoding_tokens_per_second: float

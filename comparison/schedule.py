@@ -7,6 +7,8 @@ import tempfile
 import time
 from collections.abc import Iterable
 
+import torch
+
 from base import InputError
 from comparison.design import TRAIN, Comparison, PlannedRun
 from comparison.measure import Corpora
@@ -138,7 +140,9 @@ class _Process:
 
     def __init__(self, run: PlannedRun, jobs: int):
         self.config, self.errors = run.config, tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
-        threads = int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count())
+        threads = (
+            torch.get_num_threads()
+        )  # as OpenMP has it: of OMP_NUM_THREADS, or the cores that this process may use
         command = [sys.executable, TRAIN, *run.arguments, *["--resume"] * RunFolder.exists(run.config)]
         inherited = {key: value for key, value in os.environ.items() if key not in STARTED_BY_TORCHRUN}
         environment = {**inherited, "OMP_NUM_THREADS": str(max(1, threads // jobs))}

@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from comparison.formats import count, interval, p_value, plus_minus, seeds
 from comparison.losses import TOLERANCE, effective_context
-from comparison.results import Ratio, Results
+from comparison.results import Point, Ratio, Results
 from comparison.verdicts import findings, in_words, learned, of_losses
 from comparison.words import lost_seeds
 
@@ -106,8 +106,8 @@ def _context(results: Results) -> Table:
         f"{results.unit}; 1× is the trained context of `{results.baseline}`, {results.context} tokens. The same tokens "
         "are scored in every column, each with nearly that much before it. n/a: the scheme has no positions that far "
         "out, or the text is too short. “a + b”: the same trained models, evaluated with the position options b. "
-        f"Effective context: the fewest tokens before it that keep the loss within {TOLERANCE:g} of that at 1×; where "
-        "they are few, a flat line comes from not looking far."
+        f"Effective context: the fewest tokens before it that keep the loss within {TOLERANCE:g} of that at 1× (≤: "
+        "fewer were not tried); where they are few, a flat line comes from not looking far."
     )
 
     def heading(x):
@@ -117,9 +117,16 @@ def _context(results: Results) -> Table:
     if table.header[1:]:
         table.header.append("effective context")
         for cells, row in zip(table.rows, results.evaluations().values()):
-            reach = effective_context(row.loss_by_context, results.context)
-            cells.append("n/a" if reach is None else f"{reach:.0f} tokens")
+            cells.append(few_tokens(row.loss_by_context, results.context))
     return table
+
+
+def few_tokens(points: Sequence[Point], context: int) -> str:
+    """The effective context in words, `11`; `≤ 8` where the shortest that was measured is enough; or `n/a`."""
+    reach = effective_context(points, context)
+    if reach is None:
+        return "n/a"
+    return f"{'≤ ' * (reach == min(at.x for at in points))}{reach:.0f}"
 
 
 def _by_length(results: Results, key: str, heading: Callable[[int], str], title: str, note: str) -> Table:
@@ -144,7 +151,7 @@ def _cost(results: Results) -> Table:
         "below: the median over rounds, and the extremes. Scatters: rounds differ too much to tell. Tokens/s are of "
         "this machine alone."
     )
-    header = ["parameters", "of positions", "time of a training step", "of a decoded token"]
+    header = ["parameters", "of positions", "time of a trained token", "of a decoded token"]
     return Table("Cost", ["variant", *header, "training tokens/s", "decoded tokens/s"], body, note)
 
 

@@ -113,6 +113,8 @@ def caveats(results: Results) -> list[str]:
 
 def _tuning(results: Results) -> list[str]:
     edge = [variant for variant in results.summary if variant in results.at_edge]
+    if are_chosen(results):
+        return [f"Learning rates ({rates(results)}) were chosen by runs that are not here: how well, these cannot say."]
     if not results.tuning:
         return [f"Learning rates were given ({rates(results)}), none was tuned: another may change the order."]
     if len(edge) == len(results.summary):
@@ -120,11 +122,18 @@ def _tuning(results: Results) -> list[str]:
     return [f"Best at the edge of the learning rates tried, so perhaps not yet tuned: {named(edge)}."] * bool(edge)
 
 
+def are_chosen(results: Results) -> bool:
+    """Whether runs that are not among these chose the learning rates, as their half of the validation text says."""
+    reported = (run.config.get("data", {}).get("val_part") for runs in results.runs.values() for run in runs)
+    return not results.tuning and "reporting" in reported
+
+
 def lost_seeds(results: Results, variant: str) -> list[int]:
     """Seeds that diverged at the learning rate that a variant is shown at."""
     row = results.summary[variant]
     runs = results.diverged.get(variant, [])
-    return sorted({run.seed for run in runs if run.learning_rate == row.learning_rate} - {*row.seeds})
+    lost = {run.seed for run in runs if run.learning_rate == row.learning_rate}
+    return sorted(lost - {*row.seeds, *results.tuning_seeds})
 
 
 def rates(results: Results) -> str:

@@ -18,8 +18,8 @@ sys.path.insert(0, str(DOCS.parent))
 
 from comparison.forest import forest, svg
 from comparison.formats import plus_minus
-from comparison.losses import effective_context
 from comparison.results import Results
+from comparison.tables import few_tokens
 from comparison.verdicts import findings
 
 BLOCK = re.compile(r"(<!-- (\w+) ([\w ]+) -->\n).*?(<!-- end -->)", re.S)
@@ -44,7 +44,7 @@ def loss(results: Results) -> str:
         own = [f"{row.learning_rate:g}{edge}", f"{len(row.seeds)}", plus_minus(row.val_loss, 3)]
         compared = ["" if variant == results.baseline else found.numbers, found.said]
         rows.append([variant, *own, *compared, f"{row.parameters:,}", time])
-    return markdown([*header, "time of a step"], rows)
+    return markdown([*header, "time of training"], rows)
 
 
 def length(results: Results) -> str:
@@ -57,8 +57,7 @@ def length(results: Results) -> str:
         known = [plus_minus(at[x], 3) if x in at else "n/a" for x in lengths]
         here, far = (at[x].mean if x in at else None for x in (results.context, lengths[-1]))
         change = "n/a" if None in (here, far) else f"{far - here:+.3f}"
-        kept = effective_context(points, results.context)
-        rows.append([name, *known, change, "n/a" if kept is None else f"{kept:.0f}"])
+        rows.append([name, *known, change, few_tokens(points, results.context)])
     return markdown(["variant", *(f"{x:g}" for x in lengths), "change", "effective context"], rows)
 
 

@@ -1,8 +1,10 @@
+import io
 import json
 import math
 import re
 import shutil
 import statistics
+import sys
 from contextlib import nullcontext
 from hashlib import sha256
 from xml.etree import ElementTree
@@ -27,6 +29,7 @@ from model.position import POSITIONS
 from tiny import Stopped, before_step, call, config_file, replace_path, rows, weights
 from training import loop
 from training.loop import Trainer
+from training.versions import versions
 
 
 def comparison_file(folder, **changes):
@@ -402,6 +405,19 @@ def test_a_task_whose_answers_are_no_tokens_of_their_own_is_refused_before_any_r
         run_comparison(tmp_path, *task, "data.pack=false")
 
 
+def test_variants_of_several_texts_are_refused_before_any_run(tmp_path, monkeypatch):
+    no_training(monkeypatch)
+    (tmp_path / "other.txt").write_text("other words " * 300, encoding="utf-8")
+    other = {"rope": {}, "other": {"data.source": str(tmp_path / "other.txt")}}
+    expected = (
+        "^data: expected one text for all variants, got another for rope-seed0 and other-seed0; conditions compare"
+    )
+    with pytest.raises(InputError, match=expected):
+        run_comparison(tmp_path, variants=other)
+    with pytest.raises(InputError, match=expected):
+        run_comparison(tmp_path, variants={"rope": {}, "other": {"data.val_fraction": 0.2}})
+
+
 def test_other_options_are_for_the_conditions_that_have_a_scheme_for_them(tmp_path):
     variants = {"none": {"model.position": "none"}, "rope": {}}
     conditions = {"a": {}, "b": {"variants": ["none"]}}
@@ -594,6 +610,15 @@ def test_fairness_is_claimed_where_it_holds(done, tmp_path):
     assert "All variants of a seed start" not in text and "The variants differ in more than positions" in text
 
 
+def test_runs_of_several_versions_of_the_program_are_told(tmp_path, monkeypatch):
+    """As where it was updated after some of the runs."""
+    first = run_comparison(tmp_path, seeds=[0])
+    monkeypatch.setattr("training.run.versions", lambda: {**versions(), "torch": "9.9", "whereabouts": "abcdef0"})
+    both = run_comparison(tmp_path, seeds=[0, 7])
+    said = "The runs were made with several versions of torch, whereabouts, which results.json has for each"
+    assert "several versions" not in first and said in both
+
+
 def test_variants_start_from_the_same_weights_and_see_the_same_batches(done):
     seen = done[2]
     for seed in (0, 7):
@@ -616,6 +641,14 @@ def test_a_second_call_trains_nothing_and_prints_the_same(done, again, monkeypat
     captured = capsys.readouterr()
     assert captured.out == done[1] + "\n" and f"written to {out}" in captured.err
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_the_report_is_printed_where_the_system_writes_no_unicode(done, again, monkeypatch):
+    """As on Windows into a file."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    monkeypatch.setattr(sys, "stdout", out)
+    assert call(program, again / "cmp.yaml") == 0
+    assert "√" in done[1] and out.buffer.getvalue().decode() == done[1] + "\n"
 
 
 def test_an_interrupted_comparison_goes_on_where_it_was(done, tmp_path, monkeypatch):

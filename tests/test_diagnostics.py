@@ -6,7 +6,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
-from torch import nn
+from torch import Tensor, nn
 
 from comparison import diagnostics
 from comparison.diagnostics import attention_by_distance, embedding_rms, exact_match, parts_answers
@@ -266,14 +266,18 @@ def test_linear_attention_has_no_softmax_to_look_at(tiny_model):
     assert attention_by_distance(tiny_model("rope", attention="linear"), stream(20), 10) is None
 
 
-@pytest.mark.parametrize("position", ["none", "fox", "window", {"scheme": "alibi", "every": 2}], ids=str)
+@pytest.mark.parametrize("position", ["none", "rope", "fox", "window", {"scheme": "alibi", "every": 2}], ids=str)
 def test_queries_in_blocks_are_recorded_as_if_at_once(position, tiny_model, monkeypatch):
-    """Of a layer in one call, too, next to one in several."""
+    """Of a layer in one call, too, next to one in several; then too all scores are never there at once."""
     whole = attention_by_distance(tiny_model(position), stream(40), 16)
     monkeypatch.setattr(attention, "SCORES", 5 * 16)
+    monkeypatch.setattr(diagnostics, "SCORES", 3 * 16)
+    softmax, sizes = Tensor.softmax, []
+    monkeypatch.setattr(Tensor, "softmax", lambda x, *a, **k: sizes.append(x[0].numel()) or softmax(x, *a, **k))
     blocks = attention_by_distance(tiny_model(position), stream(40), 16)
     for key in ("mass", "largest_logit"):
         assert numpy.allclose(getattr(whole, key), getattr(blocks, key), rtol=1e-6, atol=0)
+    assert sizes and max(sizes) <= 3 * 16
 
 
 def test_a_low_precision_model_is_looked_at_in_float32(tiny_model):

@@ -10,6 +10,7 @@ from comparison import losses
 from comparison.inference import mean_and_spread
 from comparison.losses import effective_context, losses_by_length
 from comparison.results import Point
+from comparison.tables import few_tokens
 from model.config import ModelConfig
 from model.transformer import Transformer
 from training import evaluation
@@ -292,6 +293,8 @@ def test_what_lies_past_the_trained_context_does_not_count():
 
 def test_who_looks_at_nothing_needs_no_more_than_the_shortest():
     assert effective_context(points({8: 3.04, 64: 2.98, 128: 3.0}), 128) == 8
+    assert few_tokens(points({8: 3.04, 64: 2.98, 128: 3.0}), 128) == "≤ 8", "as fewer may do"
+    assert few_tokens(points(FALLING), 128) == "59" and few_tokens([], 128) == "n/a"
 
 
 def test_a_length_that_is_as_good_by_chance_below_one_that_is_not_does_not_count():

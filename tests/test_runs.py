@@ -150,6 +150,7 @@ def test_a_run_is_called_like_its_folder_also_from_within(trained, monkeypatch):
         ),
         (["rope-seed0"], "ropes", "out", "--baseline: expected one of rope, got 'ropes'"),
         (["rope-seed0"], None, "file", "file.*: cannot be written: "),
+        (["rope-seed0"], None, "n" * 300, "nnn.*: cannot be read: File name too long"),
     ],
 )
 def test_runs_that_make_no_report_are_named(trained, tmp_path, names, baseline, out, expected):

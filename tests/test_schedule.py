@@ -1,6 +1,5 @@
 """Many runs: one after the other, side by side, or as commands for somebody else's scheduler."""
 
-import os
 import shlex
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 import yaml
 from test_compare import comparison_file
 
@@ -89,7 +89,6 @@ def test_processes_side_by_side_are_no_group(tmp_path, monkeypatch):
 
 def test_side_by_side_gives_the_same_runs(tmp_path, monkeypatch):
     """Two runs, of which one was half done, with a thread each; then nothing is left to do."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     alone, together = tmp_path / "alone", tmp_path / "together"
     changes = {"seeds": [0], "settings": {"train.steps": 4, "train.checkpoint_every": 2}}
     changes["variants"] = {scheme: {"model.position": scheme} for scheme in ("none", "rope")}
@@ -168,16 +167,15 @@ def test_the_threads_are_shared_out(tmp_path, monkeypatch):
 
     monkeypatch.setattr(schedule.subprocess, "Popen", Nothing)
     monkeypatch.setattr(schedule, "POLL_SECONDS", 0)
-    monkeypatch.setenv("OMP_NUM_THREADS", "12")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 12)
     runs = planned(tmp_path)
     train_all(runs, 4)
     assert [threads for _, threads in given] == ["3"] * 4
     train_all(runs, 64)
     assert [threads for _, threads in given[4:]] == ["1"] * 4
-    monkeypatch.delenv("OMP_NUM_THREADS")
     alive.clear()
     train_all(runs, 2)
-    assert int(given[-1][1]) == max(1, os.cpu_count() // 2)
+    assert given[-1][1] == "6"
     assert alive == [1, 2, 1, 0, 1, 2, 1, 0], "four runs, two at a time"
 
 

@@ -1,11 +1,13 @@
 """What a comparison says of itself: the answer, and what weakens it most."""
 
 import re
+from dataclasses import replace
 from math import comb
 from random import Random
 
 import pytest
 
+from comparison.formats import count
 from comparison.plots import plots
 from comparison.results import Cost, Ratio
 from comparison.tables import Table, tables
@@ -78,6 +80,22 @@ def test_caveats_come_with_the_strongest_first():
     assert lost_seeds(found, "lost") == [2], "not the one that diverged at another rate"
 
 
+def test_a_tuning_seed_that_diverged_is_no_reported_one_that_was_lost():
+    runs = shifted(other=0.1)
+    found = results(runs, "base", tuning=shifted(other=0.1))
+    lost = replace(found, tuning_seeds=[100, 101], diverged={"base": [diverged(101)], "other": [diverged(100)]})
+    assert lost_seeds(lost, "base") == lost_seeds(lost, "other") == []
+    assert not any("diverged" in line for line in caveats(lost))
+
+
+def test_rates_that_runs_chose_which_are_not_here_are_not_called_untuned():
+    """As the runs of a tuned comparison, reported on by themselves."""
+    runs = {name: [replace(each, config={"data": {"val_part": "reporting"}}) for each in some]
+            for name, some in shifted(other=0.1).items()}  # fmt: skip
+    (said,) = [line for line in caveats(results(runs, "base")) if "earning rate" in line]
+    assert said == "Learning rates (0.001) were chosen by runs that are not here: how well, these cannot say."
+
+
 @pytest.mark.parametrize(
     ("edge", "expected"),
     [
@@ -93,6 +111,11 @@ def test_a_rate_at_the_edge_is_told_in_one_sentence(edge, expected):
     assert sum("edge" in line for line in sentences(found)) == bool(edge)
     (tuned,) = [line for line in sentences(found) if "tuning half" in line]
     assert "with seeds 0, 1, 2" in tuned and tuned.endswith("The range was widened for `base`.")
+
+
+def test_a_number_that_rounds_to_the_next_unit_is_written_in_it():
+    told = {512: "512", 999: "999", 1000: "1k", 81_920: "81.9k", 999_424: "999k", 999_936: "1M", 2_457_600: "2.46M"}
+    assert {number: count(number) for number in told} == told
 
 
 def test_of_many_names_the_first_and_a_count_are_said():

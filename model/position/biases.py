@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from model.linear import Embedding, Linear
-from model.position.base import InLayers, distances, ladder
+from model.position.base import InLayers, distances, ladder, phase_device
 from model.position.rotary import Rotary
 from settings import Size
 
@@ -53,8 +53,9 @@ class T5(InLayers):
     def buckets(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
         """Bucket of each distance ≥ 0: its own for those below num_buckets / 2, then logarithmic ranges."""
         exact = num_buckets // 2
-        log_ratio = (distance.clamp(min=1).double() / exact).log() / math.log(max_distance / exact)
-        ranges = exact + (log_ratio * (num_buckets - exact)).long()
+        far = distance.clamp(min=1).to(phase_device(distance)).double()
+        log_ratio = (far / exact).log() / math.log(max_distance / exact)
+        ranges = exact + (log_ratio * (num_buckets - exact)).long().to(distance.device)
         return torch.where(distance < exact, distance, ranges.clamp(max=num_buckets - 1))
 
     def bias(self, q_positions, k_positions):
