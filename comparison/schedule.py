@@ -78,7 +78,8 @@ def _in_processes(waiting, jobs, progress):
         while waiting or active:
             free = jobs - len(active)
             begun, waiting = waiting[:free], waiting[free:]
-            active += [_Process(run, jobs) for run in begun]
+            for run in begun:  # one by one: where a later one does not start, the others are stopped
+                active.append(_Process(run, jobs))
             line = progress.line([process.config for process in active])
             if sys.stderr.isatty():
                 print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
@@ -140,13 +141,15 @@ class _Process:
 
     def __init__(self, run: PlannedRun, jobs: int):
         self.config, self.errors = run.config, tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
-        threads = (
-            torch.get_num_threads()
-        )  # as OpenMP has it: of OMP_NUM_THREADS, or the cores that this process may use
+        threads = torch.get_num_threads()  # OpenMP's: of OMP_NUM_THREADS, or the cores that this process may use
         command = [sys.executable, TRAIN, *run.arguments, *["--resume"] * RunFolder.exists(run.config)]
         inherited = {key: value for key, value in os.environ.items() if key not in STARTED_BY_TORCHRUN}
         environment = {**inherited, "OMP_NUM_THREADS": str(max(1, threads // jobs))}
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self.errors, env=environment)
+        try:
+            self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self.errors, env=environment)
+        except BaseException:
+            self.errors.close()
+            raise
 
     def ended(self) -> bool:
         """Whether it has; InputError with its last line where it failed, unless the run diverged."""

@@ -117,7 +117,8 @@ def _context(results: Results) -> Table:
     if table.header[1:]:
         table.header.append("effective context")
         for cells, row in zip(table.rows, results.evaluations().values()):
-            cells.append(few_tokens(row.loss_by_context, results.context))
+            few = few_tokens(row.loss_by_context, results.context)
+            cells.append(few if few == "n/a" else f"{few} tokens")
     return table
 
 
