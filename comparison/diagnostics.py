@@ -117,7 +117,7 @@ class _Attention(TorchFunctionMode):
         for rows in position[: q.shape[1]].split(max(1, SCORES // len(position))):
             seen = attn_mask if attn_mask is None else attn_mask[..., rows, :]
             if is_causal:
-                seen = position[rows + len(position) - q.shape[1], None] >= position
+                seen = rows[:, None] >= position  # as PyTorch's, from the first of both
             self._record_some(q[:, rows], k, seen, scale, position)
 
     def _record_some(self, q: Tensor, k: Tensor, attn_mask: Tensor | None, scale: float, position: Tensor):
