@@ -6,6 +6,7 @@ import os
 import sys
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import IO
 
 MAX_JSON = 2**26  # bytes
 
@@ -82,6 +83,12 @@ def input_errors_end_the_program():
 def printable(text: str) -> str:
     """Untrusted text as one line without control characters, which could steer a terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
+
+
+def flush(stream: IO) -> None:
+    """Returns when what was written to a stream is on the disk."""
+    stream.flush()
+    os.fsync(stream.fileno())
 
 
 @contextmanager

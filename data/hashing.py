@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from base import InputError, expanded
+from base import InputError, expanded, flush
 from data.config import DataConfig, SourceConfig
 from data.documents import Document, parts
 from data.sources import Streams
@@ -85,7 +85,9 @@ def _encoded(document):
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Writes a file atomically: a kill leaves the old one or the new one."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
+    """Writes a file atomically: a kill, or a loss of power, leaves the old one or the new one."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}")  # several processes may write the same
+    with partial.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        flush(stream)
     partial.replace(file)

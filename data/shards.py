@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy
 from tokenizers import Tokenizer
 
+from base import flush
 from data.config import TokenizerConfig
 from data.documents import Document
 from data.encoding import token_chunks
@@ -51,8 +52,7 @@ def write_streams(
 
     def finish_shard(file):
         nonlocal told
-        file.flush()
-        os.fsync(file.fileno())
+        flush(file)
         replace_text(folder / MANIFEST, json.dumps(manifest, indent=2))
         if time.monotonic() - told > _SECONDS_BETWEEN_LINES:
             done = sum(size["bytes"] for size in manifest[name]["sources"])

@@ -39,8 +39,8 @@ def train(config: Config, resume: bool = False, overwrite: bool = False, tell: b
 
     tell: whether to print what is known at the start.
     Writes the run folder. Batch i depends only on config.seed and i, so a resumed run continues where it stopped.
-    On SIGINT, SIGTERM or SIGHUP it finishes the step, or breaks off the evaluation, writes a checkpoint and ends the program
-    with status 130 or 143. Raises InputError before writing anything if config, corpus and folder do not fit together,
+    On SIGINT, SIGTERM or SIGHUP it finishes the step, or breaks off the evaluation, writes a checkpoint and ends the
+    program with status 130, 143 or 129. Raises InputError before writing anything if config, corpus and folder do not fit together,
     and later if loss, gradient or evaluation is not finite, or if the disk or the device's memory is full.
     """
     engine = pick_engine(config.train)

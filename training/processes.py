@@ -54,16 +54,16 @@ def joined() -> Iterator[int]:
             raise
         if store.add("told", 1) > 1:
             raise SystemExit(2) from None
-        if is_lost and re.search("timed? ?out", str(error), re.IGNORECASE):
+        if not is_lost:
+            raise
+        if re.search("timed? ?out", str(error), re.IGNORECASE):
             raise InputError(
                 f"waited {TIMEOUT.seconds // 60} minutes for another process of this run; if the first is preparing a "
                 "long text, do that beforehand, with prepare.py"
             ) from None
-        if is_lost:
-            raise InputError(
-                "another process of this run has ended, so this one ends, too; --resume continues it"
-            ) from None
-        raise
+        raise InputError(
+            "another process of this run has ended, so this one ends, too; --resume continues it"
+        ) from None
     finally:
         _KEPT.append(distributed.group.WORLD)
         distributed.destroy_process_group()

@@ -2,19 +2,17 @@
 
 import json
 import math
-import os
 import re
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO
 
 import yaml
 from tqdm import tqdm
 
-from base import InputError, complete_checkpoints, expanded, read_json, reading, writing
+from base import InputError, complete_checkpoints, expanded, flush, read_json, reading, writing
 from configs import Config, load_config
 from data.corpus import Corpus
 from data.tokenizer import load_tokenizer, tokenizer_files
@@ -259,12 +257,6 @@ def replace_text(file: Path, text: str) -> None:
             stream.write(text)
             flush(stream)
         partial.replace(file)
-
-
-def flush(stream: IO) -> None:
-    """Returns when what was written to a stream is on the disk."""
-    stream.flush()
-    os.fsync(stream.fileno())
 
 
 def _files_used(config: Config) -> dict[str, str]:

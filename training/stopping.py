@@ -8,7 +8,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def signals_received(hurried: bool = True) -> Iterator[list[int]]:
-    """Yields a list that collects each SIGINT, SIGTERM and SIGHUP (a closed terminal) received, so that the current step can finish.
+    """Yields a list that collects each SIGINT, SIGTERM and SIGHUP received, so that the current step can finish.
+
+    A SIGHUP, of a closed terminal, only where it would end the process: not under nohup, and not on Windows.
 
     hurried: whether after the first signal a SIGINT interrupts at once. Not under torchrun, which passes on to its
     processes the Ctrl-C that they have seen themselves.
