@@ -1,6 +1,7 @@
 """What every module may import: the error for bad input, how the programs report it, and where checkpoints are."""
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -78,6 +79,22 @@ def input_errors_end_the_program():
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             raise SystemExit(130) from None
+
+
+@contextmanager
+def lasting_imports():
+    """Leaves all that there is after the imports inside it out of garbage collection, for the life of the program.
+
+    The collector would look through it again and again as it grows, and once more at the end: a third of the time that
+    PyTorch takes to come and go.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        if not gc.get_freeze_count():  # else whoever calls a program's main() again and again would keep its garbage
+            gc.freeze()
+        gc.enable()
 
 
 def printable(text: str) -> str:

@@ -8,7 +8,7 @@ import sys
 from argparse import Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from base import ArgumentParser, InputError, input_errors_end_the_program
+from base import ArgumentParser, InputError, input_errors_end_the_program, lasting_imports
 from model.threads import share_the_cores
 
 
@@ -43,11 +43,12 @@ def main() -> None:
     with input_errors_end_the_program():
         args = parse_arguments()
         # Here, since it takes seconds: --help and a wrong command line are answered at once.
-        from comparison.commands import compare, report
-        from comparison.design import load_comparison, shell
-        from comparison.tuning import finished, next_runs
-        from training.processes import number_of_processes
-        from training.run import RunFolder
+        with lasting_imports():
+            from comparison.commands import compare, report
+            from comparison.design import load_comparison, shell
+            from comparison.tuning import finished, next_runs
+            from training.processes import number_of_processes
+            from training.run import RunFolder
 
         sys.stdout.reconfigure(encoding="utf-8")
         if number_of_processes() > 1:

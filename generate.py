@@ -4,7 +4,7 @@ import sys
 from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 
-from base import ArgumentParser, InputError, input_errors_end_the_program
+from base import ArgumentParser, InputError, input_errors_end_the_program, lasting_imports
 from model.threads import share_the_cores
 from sampling.prompts import read_prompt, read_prompts
 
@@ -107,9 +107,10 @@ def main() -> None:
         args = vars(parse_arguments())
         prompt, file, interactive, stats = (args.pop(key) for key in ("prompt", "prompts_file", "interactive", "stats"))
         prompts = read_prompts(file) if file else [] if interactive else [read_prompt(prompt)]
-        from model.checkpoint import best_checkpoint
-        from sampling.samples import Sampler  # and torch, which takes a second; --help is answered without it
-        from sampling.source import Source
+        with lasting_imports():
+            from model.checkpoint import best_checkpoint
+            from sampling.samples import Sampler  # and torch, which takes a second; --help is answered without it
+            from sampling.source import Source
 
         sys.stdout.reconfigure(encoding="utf-8")
         if args.pop("checkpoint") == "best":

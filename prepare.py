@@ -3,7 +3,7 @@
 import sys
 from argparse import Namespace
 
-from base import ArgumentParser, input_errors_end_the_program
+from base import ArgumentParser, input_errors_end_the_program, lasting_imports
 
 
 def parse_arguments() -> Namespace:
@@ -17,8 +17,9 @@ def main() -> None:
     with input_errors_end_the_program():
         args = parse_arguments()
         # Here because these take seconds: --help and a wrong command line are answered at once.
-        from configs import load_config
-        from data.corpus import load_corpus
+        with lasting_imports():
+            from configs import load_config
+            from data.corpus import load_corpus
 
         corpus = load_corpus(load_config(args.config, args.overrides).data)
         for part in corpus.parts:

@@ -8,7 +8,7 @@ import sys
 from argparse import Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from base import ArgumentParser, input_errors_end_the_program
+from base import ArgumentParser, input_errors_end_the_program, lasting_imports
 from model.threads import share_the_cores
 from training.processes import joined
 
@@ -38,14 +38,15 @@ def main() -> None:
     with input_errors_end_the_program(), joined() as rank:
         args = parse_arguments()
         # Here because these take seconds: --help and a wrong command line are answered at once.
-        from configs import load_config
-        from configs.reference import commented
-        from model.checkpoint import best_checkpoint
-        from sampling.samples import sample
-        from training.facts import closing
-        from training.loop import train
-        from training.rehearsal import rehearsed
-        from training.run import RunFolder
+        with lasting_imports():
+            from configs import load_config
+            from configs.reference import commented
+            from model.checkpoint import best_checkpoint
+            from sampling.samples import sample
+            from training.facts import closing
+            from training.loop import train
+            from training.rehearsal import rehearsed
+            from training.run import RunFolder
 
         config = load_config(args.config, args.overrides)
         if args.print_config or args.dry_run:

@@ -183,3 +183,18 @@ print("pandas" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+@pytest.mark.parametrize("program", ["train", "generate", "compare", "prepare"])
+def test_what_a_program_imports_is_not_collected_again_and_again_nor_at_the_end(program):
+    code = f"""
+import atexit, gc, sys, {program}
+collected = []
+gc.callbacks.append(lambda phase, info: collected.append("torch" in sys.modules) if info["generation"] == 2 else None)
+atexit.register(lambda: print(gc.get_freeze_count() > len(gc.get_objects()), gc.isenabled(), any(collected)))
+sys.argv[1:] = ["nowhere"]
+{program}.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("error: nowhere") and done.stderr.count("\n") == 1
+    assert done.stdout.split() == ["True", "True", "False"]
