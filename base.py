@@ -117,6 +117,18 @@ def writing(place):
         raise InputError(f"{place}: cannot be written: {error.strerror or error}") from None
 
 
+def replace_text(file: Path, text: str, end: str = "partial") -> None:
+    """Writes a file atomically: a kill, or a loss of power, leaves the old one or the new one.
+
+    end: of the name under which it is written first, another for each of several processes that may write the same.
+    """
+    beside = file.with_name(f".{file.name}.{end}")
+    with beside.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        flush(stream)
+    beside.replace(file)
+
+
 @contextmanager
 def reading():
     """Turns the OSError of a folder that may not be entered, or of too long a name, into an InputError that names it."""
@@ -163,6 +175,11 @@ def _numbered(folder, prefix):
     numbers = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
     found = {int(number): folder / f"{prefix}{number}" for number in numbers if number.isdecimal()}
     return {number: path for number, path in found.items() if (path / "config.json").is_file()}
+
+
+def read_optional_json(file: Path) -> dict:
+    """As `read_json`; {} where there is no such file."""
+    return read_json(file) if file.exists() else {}
 
 
 def read_json(file: Path) -> dict:

@@ -46,7 +46,7 @@ def main() -> None:
         with lasting_imports():
             from comparison.commands import compare, report
             from comparison.design import load_comparison, shell
-            from comparison.tuning import finished, next_runs
+            from comparison.tuning import logged_runs, next_runs
             from training.processes import number_of_processes
             from training.run import RunFolder
 
@@ -64,7 +64,7 @@ def main() -> None:
             out = comparison.config.folder
             if args.list:
                 for run in (run for part in comparison.parts().values() for run in next_runs(part)):
-                    if finished([run]) == [None]:
+                    if logged_runs([run]) == [None]:
                         print(shell(run, *["--resume"] * RunFolder.exists(run.config)))
                 return
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that train.py processes are stopped too

@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 
 Size = Annotated[int, Field(gt=0, lt=2**31)]  # of a tensor: two of them multiplied are still a number to torch
 Single = Annotated[float, Field(gt=-1e38, lt=1e38)]  # a number that float32 has
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=100)]  # of a folder
 Positive = Annotated[float, Field(gt=1e-37, lt=1e37)]  # one that it has with all its digits, and its reciprocal too
 
 

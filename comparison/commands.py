@@ -14,7 +14,7 @@ from comparison.report import write, write_files
 from comparison.results import Results
 from comparison.schedule import announce, train_all
 from comparison.tables import tables
-from comparison.tuning import finished, next_runs, reported_runs, tuning_runs
+from comparison.tuning import logged_runs, next_runs, reported_runs, tuning_runs
 from data.synthetic import task_of
 from training.run import RunFolder
 from training.starting import fit_to_corpus
@@ -48,7 +48,7 @@ def _check_texts(parts: Iterable[Comparison], corpora: Corpora) -> None:
     checked = {}
     for part in parts:
         rate, texts = next(iter(part.config.learning_rates), None), {}
-        for config in (part.reported_runs(variant, rate)[0].config for variant in part.config.variants):
+        for config in (part.runs_at_rate(variant, rate)[0].config for variant in part.config.variants):
             if config.data not in checked:
                 checked[config.data] = corpus = corpora.load(config.data)
                 if (task := task_of(corpus.source)) and not parts_answers(corpus.tokenizer, task):
@@ -70,7 +70,7 @@ def _compare(comparison: Comparison, jobs: int, corpora: Corpora) -> Results:
     plan, folders = comparison.config, {}
     while True:
         runs = next_runs(comparison)
-        ended = finished(runs)
+        ended = logged_runs(runs)
         chosen = [run for variant in plan.variants for run in tuning_runs(comparison, variant)]
         used = {run.config.folder: run.config for run in [*chosen, *runs] if RunFolder.exists(run.config)}
         for config in used.values():

@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from base import InputError, expanded, reading
-from configs import Config, Name, Seed, check_config
+from configs import Config, Seed, check_config
 from configs.reading import parse_override, read_yaml, set_dotted
 from model.config import ModelConfig
-from settings import FrozenConfig, one_line
+from settings import FrozenConfig, Name, one_line
 
 SECTIONS = ("data", "data.tokenizer", "model", "train", "wandb")  # of a training config
 TRAIN = Path(__file__).parent.parent / "train.py"
@@ -132,11 +132,11 @@ class Comparison:
             return {"": self}
         return {name: replace(self, config=self.config.within(name)) for name in self.config.conditions}
 
-    def tuning_runs(self, variant: str, rates: Iterable[float]) -> list[PlannedRun]:
+    def runs_at_rates(self, variant: str, rates: Iterable[float]) -> list[PlannedRun]:
         """A variant's runs with each of the rates and each of the tuning seeds."""
         return [self._run(variant, seed, rate, "tuning") for rate in rates for seed in self.config.tuning_seeds]
 
-    def reported_runs(self, variant: str, rate: float | None) -> list[PlannedRun]:
+    def runs_at_rate(self, variant: str, rate: float | None) -> list[PlannedRun]:
         """A variant's runs with each of its seeds. rate: the learning rate chosen for it; None: the config's."""
         part = None if rate is None else "reporting"
         return [self._run(variant, seed, rate, part) for seed in self.config.seeds_of(variant)]
@@ -179,8 +179,8 @@ def load_comparison(path: str, overrides: list[str]) -> Comparison:
     for part in comparison.parts().values():
         _check_settings(part)
         for variant in part.config.variants:
-            runs = part.tuning_runs(variant, config.learning_rates)
-            runs += part.reported_runs(variant, next(iter(config.learning_rates), None))
+            runs = part.runs_at_rates(variant, config.learning_rates)
+            runs += part.runs_at_rate(variant, next(iter(config.learning_rates), None))
             models.append(runs[0].config.trained_model)
     for name, options in config.evaluate_with.items():
         reasons = [rejection(model, options) for model in models]

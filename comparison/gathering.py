@@ -14,7 +14,7 @@ import matplotlib
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from base import InputError, writing
+from base import InputError, replace_text, writing
 from comparison.cost import measure_costs
 from comparison.design import CompareConfig
 from comparison.grouping import differing, in_bits_per_byte, same_tokens
@@ -24,7 +24,7 @@ from comparison.summary import best_rate, summarize, sweep
 from configs import Config
 from data.synthetic import TRAINED_LENGTHS, task_of
 from settings import one_line
-from training.run import RunFolder, replace_text
+from training.run import RunFolder
 from training.versions import versions
 
 SAME_START = "All variants of a seed start from the same shared initial weights and see the same batches."
@@ -51,6 +51,7 @@ def gather(
     Runs that diverged are listed, and in no mean. InputError where the runs can't be compared, or all runs of the
     baseline diverged.
     """
+    start_is_known, plan = plan is not None, plan or CompareConfig.model_construct()  # its defaults
     folders = {str(run.path): run for runs in groups.values() for run in runs}
     tried = {variant: [read_run(run) for run in runs] for variant, runs in tuning.items() if runs}
     logged = {variant: [read_run(run) for run in runs] for variant, runs in groups.items()}
@@ -61,16 +62,16 @@ def gather(
         said = f"baseline {baseline!r}: all its runs diverged, the first at {diverged[baseline][0].diverged}"
         raise InputError(f"{said}; those that did not: {', '.join(good) or 'none'}")
     comparable, one = same_tokens(list(folders.values())), folders[good[baseline][0].folder]
-    context, evaluate_with = one.config.model.max_position_embeddings, plan.evaluate_with if plan else {}
+    context, margin, given = one.config.model.max_position_embeddings, plan.equivalence_margin, plan.learning_rates
     runs = {
-        variant: [measure(folders[run.folder], run, corpora.of, evaluate_with, context) for run in some]
+        variant: [measure(folders[run.folder], run, corpora.of, plan.evaluate_with, context) for run in some]
         for variant, some in good.items()
     }
     first = {variant: (groups[variant] or tuning[variant])[0] for variant in groups}
     apart = differing(first)
     keys = {key for own in apart.values() for key in own}
     alike = all(key.startswith(("model.position.", "train.position_")) or key.endswith("learning_rate") for key in keys)
-    notes = [(SAME_START if alike else OTHER_START) if plan else FOUND]
+    notes = [(SAME_START if alike else OTHER_START) if start_is_known else FOUND]
     if others := _other_versions(run for some in runs.values() for run in some):
         notes.append(
             f"The runs were made with several versions of {', '.join(others)}, which results.json has for each: that may be "
@@ -82,9 +83,7 @@ def gather(
             for each in (logged, tried, runs)
         )
         notes.append(TOKENIZERS_DIFFER)
-    margin = plan.equivalence_margin if plan else CompareConfig.model_fields["equivalence_margin"].default
     rates = {variant: sweep(tried.get(variant, logged[variant])) for variant in groups}
-    given = plan.learning_rates if plan else []
     return Results(
         name=folder.name,
         baseline=baseline,
@@ -100,7 +99,7 @@ def gather(
         versions={**versions(), "matplotlib": matplotlib.__version__},
         hardware=hardware(),
         differing=apart,
-        tuning_seeds=plan.tuning_seeds if plan else [],
+        tuning_seeds=plan.tuning_seeds,
         sweep=rates,
         widened=[variant for variant, rows in rates.items() if given and len(rows) > len(given)],
         at_edge=[v for v, rows in rates.items() if given and best_rate(rows) in (None, *_edges(rows))],
@@ -144,15 +143,12 @@ def _costs(configs: dict[str, Config], baseline: str, file: Path) -> dict[str, C
 
 def _apart(runs: dict[str, list[MeasuredRun]], baseline: str) -> dict[str, str]:
     """Why variants cannot be compared with the baseline: another budget, or another context, that losses depend on."""
+    tokens = {variant: {run.tokens for run in some} for variant, some in runs.items()}
+    contexts = {v: {run.config["model"]["max_position_embeddings"] for run in some} for v, some in runs.items()}
     found = {}
-    for key, words in {"tokens": "trained on {:,} tokens", "context": "trained with a context of {:,} tokens"}.items():
-        values = {
-            variant: {run.tokens if key == "tokens" else run.config["model"]["max_position_embeddings"] for run in some}
-            for variant, some in runs.items()
-        }
-        for variant, own in values.items():
-            if own != values[baseline]:
-                found[variant] = " and ".join(words.format(value) for value in sorted(own))
+    for words, values in {"trained on {:,} tokens": tokens, "trained with a context of {:,} tokens": contexts}.items():
+        others = {variant: own for variant, own in values.items() if own != values[baseline]}
+        found |= {variant: " and ".join(map(words.format, sorted(own))) for variant, own in others.items()}
     return found
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from base import InputError, read_json, reading
+from base import InputError, read_json, reading, replace_text, writing
 from comparison.design import rejection
 from comparison.diagnostics import attention_by_distance, embedding_rms, exact_match, parts_answers
 from comparison.losses import losses_by_length
@@ -26,7 +26,7 @@ from model.device import pick_device
 from model.position import POSITIONS
 from model.transformer import Transformer, with_position
 from settings import one_line
-from training.run import RunFolder, replace_text, trained_keys
+from training.run import RunFolder, trained_keys
 from training.starting import first_model
 
 VERSION = 2  # raise it when the same model gives other numbers
@@ -91,7 +91,8 @@ def measure(
             model = load_checkpoint(checkpoint).to(pick_device("auto"))
             numbers = compute(with_position(model, options) if options else model, corpus_of(run))
             kept[name] = {"key": key, "numbers": numbers}
-            replace_text(file, json.dumps(kept, default=asdict))
+            with writing(file):
+                replace_text(file, json.dumps(kept, default=asdict))
         return kept[name]["numbers"]
 
     start, packed = (run.config.train.init_from, run.config.model, run.config.seed), run.config.data.pack
@@ -141,7 +142,7 @@ def _measure_all(
 
 
 class Corpora:
-    """The corpora of runs, each loaded once, also where its text has moved between runs."""
+    """The corpora of runs, one of each hash kept, also where its text has moved between runs."""
 
     def __init__(self):
         self.loaded: dict[str, Corpus] = {}

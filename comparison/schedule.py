@@ -12,7 +12,7 @@ import torch
 from base import InputError
 from comparison.design import TRAIN, Comparison, PlannedRun
 from comparison.measure import Corpora
-from comparison.tuning import finished, next_runs
+from comparison.tuning import logged_runs, next_runs
 from configs import Config
 from training.facts import duration
 from training.loop import train
@@ -29,12 +29,12 @@ def announce(parts: Iterable[Comparison], corpora: Corpora) -> None:
     count, seconds = 0, 0.0
     for part in parts:
         runs, plan = next_runs(part), part.config
-        if plan.learning_rates and None in finished(runs) and runs[0].config.data.val_part == "tuning":
+        if plan.learning_rates and None in logged_runs(runs) and runs[0].config.data.val_part == "tuning":
             # at whatever rate will be the best
-            runs += [run for variant in plan.variants for run in part.reported_runs(variant, plan.learning_rates[0])]
+            runs += [run for variant in plan.variants for run in part.runs_at_rate(variant, plan.learning_rates[0])]
         left = Progress([run.config for run in runs]).left
         if any(left.values()):
-            config = part.reported_runs(plan.baseline, next(iter(plan.learning_rates), None))[0].config
+            config = part.runs_at_rate(plan.baseline, next(iter(plan.learning_rates), None))[0].config
             count += sum(tokens > 0 for tokens in left.values())
             of_one, _ = rehearse(config, corpora.load(config.data))
             seconds += of_one * sum(left.values()) / _tokens(config)
@@ -106,7 +106,7 @@ class Progress:
         self.at_start = sum(self.left.values())
 
     def update(self, config: Config) -> None:
-        """Updates the tokens left of a run."""
+        """Looks into the folder of a run for how far it is."""
         steps = config.train.steps
         if RunFolder.exists(config):
             run = RunFolder(config, resume=True)

@@ -15,18 +15,18 @@ def tuning_runs(comparison: Comparison, variant: str) -> list[PlannedRun]:
     """A variant's runs that choose its learning rate, as far as those that have finished tell; none where it is given."""
     rates = sorted(comparison.config.learning_rates)
     for _ in range(WIDENINGS if rates else 0):
-        logged = finished(comparison.tuning_runs(variant, rates))
+        logged = logged_runs(comparison.runs_at_rates(variant, rates))
         further = None if None in logged else rate_beyond(rates, best_rate(sweep(logged)))
         if further is None or not _can_be(comparison, variant, further):
             break
         rates = sorted([*rates, further])
-    return comparison.tuning_runs(variant, rates)
+    return comparison.runs_at_rates(variant, rates)
 
 
 def _can_be(comparison: Comparison, variant: str, rate: float) -> bool:
     """Whether a rate that nobody gave can be one: not below the config's min_learning_rate, nor 0 or infinite."""
     try:
-        comparison.tuning_runs(variant, [rate])
+        comparison.runs_at_rates(variant, [rate])
     except InputError:
         return False
     return True
@@ -47,21 +47,21 @@ def rate_beyond(rates: list[float], best: float | None) -> float | None:
 
 def reported_runs(comparison: Comparison, variant: str) -> list[PlannedRun]:
     """A variant's runs at the learning rate that its tuning runs, all finished, chose; none where all of them diverged."""
-    tuned = finished(tuning_runs(comparison, variant))
+    tuned = logged_runs(tuning_runs(comparison, variant))
     rate = best_rate(sweep(tuned))
-    return [] if tuned and rate is None else comparison.reported_runs(variant, rate)
+    return [] if tuned and rate is None else comparison.runs_at_rate(variant, rate)
 
 
 def next_runs(comparison: Comparison) -> list[PlannedRun]:
     """The runs that can be made now: those that choose learning rates until all are chosen, then those reported."""
     variants = comparison.config.variants
     tuning = [run for variant in variants for run in tuning_runs(comparison, variant)]
-    if None in finished(tuning):
+    if None in logged_runs(tuning):
         return tuning
     return [run for variant in variants for run in reported_runs(comparison, variant)]
 
 
-def finished(runs: list[PlannedRun]) -> list[Run | None]:
+def logged_runs(runs: list[PlannedRun]) -> list[Run | None]:
     """What each run logged, or that it diverged; None where it has not finished. InputError where the folder of one has
     a run with other settings.
     """

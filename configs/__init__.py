@@ -18,9 +18,8 @@ from base import InputError, expanded
 from configs.reading import parse_override, read_yaml, set_dotted
 from data.config import DataConfig
 from model.config import ModelConfig
-from settings import FrozenConfig, one_line
+from settings import FrozenConfig, Name, one_line
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=100)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 ConfigClass = TypeVar("ConfigClass", bound=FrozenConfig)
@@ -162,14 +161,10 @@ class Config(FrozenConfig):
         return {**values, "data": {**data, "tokenizer": given}}
 
     @model_validator(mode="after")
-    def _has_a_scheme_to_drop(self):
+    def _fits_together(self):
         until = self.train.position_until
         if until is not None and self.model.position.scheme == "none":
             raise ValueError(f"train.position_until {until}: model.position 'none' has no scheme to drop")
-        return self
-
-    @model_validator(mode="after")
-    def _has_documents_to_mask(self):
         if self.train.document_mask and not self.data.pack:
             raise ValueError("train.document_mask true: data.pack false already has each document by itself")
         return self

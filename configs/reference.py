@@ -45,8 +45,6 @@ def _rows(config: type[FrozenConfig], prefix: str) -> list[tuple[str, str, str]]
 
 
 def _yaml(value) -> str:
-    if isinstance(value, FrozenConfig):  # the default scheme, whose options follow
-        return value.scheme
     look = {"default_flow_style": True, "allow_unicode": True, "width": float("inf"), "sort_keys": False}
     return yaml.safe_dump(list(value) if isinstance(value, tuple) else value, **look).split("\n")[0]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from settings import FrozenConfig
+from settings import FrozenConfig, Name
 
 ROUND = 4096  # sequences in which the sources of a mixture have their exact shares
 
@@ -59,7 +59,7 @@ class WeightedConfig(SourceConfig):
 
     weight: float = Field(1.0, gt=0)
     """share of the sequences, in proportion to the others"""
-    name: str | None = Field(None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=100, validate_default=True)
+    name: Name | None = None
     """of the source's loss; null: the last part of `source`, without the endings of a file"""
 
     @field_validator("name", mode="before")
@@ -78,8 +78,8 @@ class DataConfig(SourceConfig):
     is called train or training, by a word in it (wiki.valid.txt). All but parquet may be compressed with gzip, as in
     txt.gz."""
     sources: tuple[WeightedConfig, ...] = ()
-    """A mixture instead of data.source: [{source: …, weight: …}, …], each with its own subset, split, text_column and
-    errors, and a name. Sequences are drawn in proportion to the weights, exactly so in every 4,096, and each source has
+    """A mixture instead of data.source: [{source: …, weight: …}, …], each with its own keys from subset to errors, and
+    a name. Sequences are drawn in proportion to the weights, exactly so in every 4,096, and each source has
     its own epochs. One tokenizer serves all: it learns from equally much of each. metrics.jsonl has the validation loss
     of each source as val_loss/NAME."""
     val_fraction: float = Field(0.1, gt=0, lt=1)

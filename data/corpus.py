@@ -20,11 +20,11 @@ from tokenizers import Tokenizer
 
 from base import InputError, expanded, printable, reading, writing
 from data.config import DataConfig
-from data.documents import END_OF_TEXT, Slice, parts
+from data.documents import Slice, parts
 from data.hashing import content, digest
 from data.shards import MANIFEST, write_streams
 from data.sources import open_source
-from data.tokenizer import FolderTokenizer, load_tokenizer, tokenizer_files, train_tokenizer
+from data.tokenizer import FolderTokenizer, load_tokenizer, train_tokenizer
 
 UNDIVIDED = "only a single document is itself divided: join the files into one, or name them train.* and validation.*"
 HALVES = ("tuning", "reporting")  # of the validation text
@@ -271,12 +271,9 @@ def _read_entry(folder, config, given):
             (config.source, config.source, 1)
         ]
         parts = zip(named, stretches["train"], stretches["val"], bytes_["val"])
-        tokenizer = given.tokenizer if given else load_tokenizer(folder)
         return Corpus(
             **tokens,
-            tokenizer=tokenizer,
-            end_of_text=given.end_of_text if given else tokenizer.token_to_id(END_OF_TEXT),
-            files=given.files if given else tokenizer_files(tokenizer),
+            **vars(given or FolderTokenizer.ours(load_tokenizer(folder))),
             hash=manifest["hash"],
             train_bytes=sum(bytes_["train"]),
             val_bytes=sum(bytes_["val"]),

@@ -5,10 +5,9 @@ import os
 import time
 from contextlib import suppress
 from hashlib import sha256
-from pathlib import Path
 from typing import NamedTuple
 
-from base import InputError, expanded, flush
+from base import InputError, expanded, replace_text
 from data.config import DataConfig, SourceConfig
 from data.documents import Document, parts
 from data.sources import Streams
@@ -44,7 +43,7 @@ def content(streams: Streams, config: DataConfig) -> Content:
     if files and files == _state(streams) and all(abs(now - t) > _CLOCK for _, _, *times in files for t in times):
         with suppress(OSError):  # it only saves time
             manifest.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(manifest, json.dumps({"files": files, "content": found._asdict()}))
+            replace_text(manifest, json.dumps({"files": files, "content": found._asdict()}), str(os.getpid()))
     return found
 
 
@@ -82,12 +81,3 @@ def digest(document: Document) -> bytes:
 
 def _encoded(document):
     return (part.encode() for part in parts(document))
-
-
-def replace_text(file: Path, text: str) -> None:
-    """Writes a file atomically: a kill, or a loss of power, leaves the old one or the new one."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}")  # several processes may write the same
-    with partial.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        flush(stream)
-    partial.replace(file)

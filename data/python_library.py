@@ -21,36 +21,35 @@ def python_docs(config: DataConfig) -> Iterator[str]:
         from pydoc_data.topics import topics
     except ImportError:  # some distributions leave it out
         raise InputError("data.source 'python_docs': this installation of Python lacks pydoc_data") from None
-    files = _library_files()
+    sources = [path.read_bytes() for path in _library_files()]
     # Parsing the whole library takes seconds, so its docstrings are cached under the hash of what they came from.
-    sources = sha256(b"".join(source for _, source in files)).hexdigest()[:20]
-    cached = expanded(config.cache_dir) / f"docstrings-{sources}.json"
+    cached = expanded(config.cache_dir) / f"docstrings-{sha256(b''.join(sources)).hexdigest()[:20]}.json"
     try:
         docstrings = json.loads(cached.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # missing, or not written to its end
         with writing(f"data.cache_dir {config.cache_dir!r}"):
             cached.parent.mkdir(parents=True, exist_ok=True)
-            docstrings = _docstrings(source for _, source in files)
+            docstrings = _docstrings(sources)
             cached.write_text(json.dumps(docstrings), encoding="utf-8")
     yield from dict.fromkeys([*(topics[name] for name in sorted(topics)), *docstrings])
 
 
 def python_source() -> Iterator[str]:
     """The library's modules, one document each."""
-    for _, source in _library_files():
+    for path in _library_files():
         try:
-            yield from filter(None, [source.decode("utf-8")])
+            yield from filter(None, [path.read_bytes().decode("utf-8")])
         except UnicodeDecodeError:  # the library has test material in other encodings
             pass
 
 
 def _library_files():
-    """(path, bytes) of the library's own modules, sorted by path."""
+    """The library's own modules, sorted by path."""
     paths = []
     for folder, folders, files in os.walk(sysconfig.get_path("stdlib")):
         folders[:] = set(folders) - _NOT_THE_LIBRARY
         paths += [Path(folder, file) for file in files if file.endswith(".py")]
-    return [(path, path.read_bytes()) for path in sorted(paths)]
+    return sorted(paths)
 
 
 def _docstrings(sources):

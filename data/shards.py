@@ -1,6 +1,6 @@
 """Tokens on their way to the disk, so that a killed preparation goes on where it stopped and ends with the same bytes.
 
-A folder holds one .npy file for each stream, which grows by shards, and corpus.json, the manifest: for each stream and
+A folder holds tokenizer.json, one .npy file for each stream, which grows by shards, and corpus.json, the manifest: for each stream and
 source how many chunks, documents, bytes and tokens its finished shards have. What lies behind those is written
 again. It is one file because those who draw from it want a single memory map.
 """
@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy
 from tokenizers import Tokenizer
 
-from base import flush
+from base import flush, replace_text
 from data.config import TokenizerConfig
 from data.documents import Document
 from data.encoding import token_chunks
-from data.hashing import replace_text
 from data.tokenizer import load_tokenizer, tokenizer_files
 
 MANIFEST = "corpus.json"

@@ -39,7 +39,8 @@ class Streams(dict[str, Callable[[], Iterator[Document]]]):
 
     files: of each split, those that it is read from; none if it has no files, or some that are not known.
     identity: of a stream from the hub, what names its text: repository, commit, subset, split, column and max_tokens.
-    kept, left_out: in words, how files were divided and what was left out, where a user may not expect it.
+    kept, left_out: in words, how files were divided, or the commit of a stream, and what was left out, where a user may not
+    expect it.
     """
 
     files: Mapping[str, Sequence[Path]] = MappingProxyType({})

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from base import InputError, expanded, find_checkpoint, read_json
+from base import InputError, expanded, find_checkpoint, read_optional_json
 from data.config import TokenizerConfig
 from data.documents import END_OF_TEXT, Document, parts
 from data.encoding import pieces
 
-_NAMING = ("tokenizer_config.json", "generation_config.json", "config.json")  # files that name special tokens
 _BPE_TRAINING_CHARACTERS = 20_000_000  # more text changes few merges and costs 0.2 s per million
 
 
@@ -54,19 +53,18 @@ class FolderTokenizer:
     files: dict[str, str]
 
     @classmethod
+    def ours(cls, tokenizer: Tokenizer) -> "FolderTokenizer":
+        """The same of one that `train_tokenizer` made."""
+        return cls(tokenizer, tokenizer.token_to_id(END_OF_TEXT), tokenizer_files(tokenizer))
+
+    @classmethod
     def of(cls, folder: str) -> "FolderTokenizer":
         """InputError: missing or broken, or without a token that ends a text."""
         place = find_checkpoint(expanded(folder))
         tokenizer = load_tokenizer(place)
-        stored = {name: read_json(place / name) if (place / name).exists() else {} for name in _NAMING}
-        token = stored["tokenizer_config.json"].get("eos_token")
-        token = token.get("content") if isinstance(token, dict) else token
-        found = [tokenizer.token_to_id(each) for each in (END_OF_TEXT, token) if isinstance(each, str)]
-        for name in _NAMING[1:]:
-            ids = stored[name].get("eos_token_id")
-            found += ids if isinstance(ids, list) else [ids]
-        ends = [*dict.fromkeys(each for each in found if isinstance(each, int))]
-        if not ends or tokenizer.id_to_token(ends[0]) is None:
+        own, count = tokenizer.token_to_id(END_OF_TEXT), 1 + max(tokenizer.get_vocab().values())
+        ends = [*dict.fromkeys([own] * (own is not None) + named_tokens(place, tokenizer, "eos", count))]
+        if not ends:
             raise InputError(
                 f"{place}: expected a token to part documents: {END_OF_TEXT} in tokenizer.json, an eos_token in "
                 "tokenizer_config.json, or an eos_token_id in config.json"
@@ -81,6 +79,37 @@ class FolderTokenizer:
         # documents begin with their end-of-text; generate.py and transformers stop at any of these
         generation = {"bos_token_id": ends[0], "eos_token_id": ends}
         return cls(tokenizer, ends[0], files | {"generation_config.json": json.dumps(generation, indent=2) + "\n"})
+
+
+def named_tokens(folder: Path, tokenizer: Tokenizer, name: str, vocab_size: int) -> list[int]:
+    """Ids of the tokens that begin ("bos") or end ("eos") a text, from every file in the folder that names any.
+
+    InputError, naming the file: not a token, or beyond a model of vocab_size tokens.
+    """
+    found, key = [], f"{name}_token_id"
+    for file in ("generation_config.json", "config.json"):
+        value = read_optional_json(folder / file).get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(each) is int and each >= 0 for each in ids):
+            raise InputError(f"{folder / file}: {key}: expected a token id or a list of them, got {value!r:.60}")
+        check_ids(folder / file, ids, vocab_size)
+        found += ids
+    file, key = "tokenizer_config.json", f"{name}_token"
+    value = read_optional_json(folder / file).get(key)
+    if value is not None:
+        text = value.get("content") if isinstance(value, dict) else value
+        token = tokenizer.token_to_id(text) if isinstance(text, str) else None
+        if token is None:
+            raise InputError(f"{folder / file}: {key}: expected a token in tokenizer.json, got {value!r:.60}")
+        check_ids(folder / file, [token], vocab_size)
+        found.append(token)
+    return found
+
+
+def check_ids(file: Path, ids: list[int], vocab_size: int) -> None:
+    """InputError if an id in the file is beyond a model of vocab_size tokens."""
+    if max(ids, default=0) >= vocab_size:
+        raise InputError(f"{file}: has token id {max(ids)}, but the model has only {vocab_size} tokens")
 
 
 def text_ids(tokenizer: Tokenizer, end_of_text: int) -> set[int]:

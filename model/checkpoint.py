@@ -44,6 +44,8 @@ def save_checkpoint(folder: Path, model: Transformer, files: dict[str, str], tra
             _flush_names(folder.parent)
     except InputError:
         shutil.rmtree(beside, ignore_errors=True)
+        if old.exists() and not folder.exists():
+            os.replace(old, folder)
         raise
     shutil.rmtree(old, ignore_errors=True)
 
@@ -112,10 +114,8 @@ def best_checkpoint(run: Path) -> Path | None:
     return complete[min(losses, key=losses.get)] if losses else None
 
 
-def load_checkpoint(
-    folder: Path, dtype: torch.dtype = torch.float32, position_options: dict | None = None
-) -> Transformer:
-    """The model of a checkpoint folder, ours or one of `transformers`, on the CPU, with weights in `dtype`.
+def load_checkpoint(folder: Path, position_options: dict | None = None) -> Transformer:
+    """The model of a checkpoint folder, ours or one of `transformers`, on the CPU, with weights in float32.
 
     position_options replace those the model was trained with, as in `with_position`.
     Raises InputError naming the file where one is missing, cut short, damaged, or not what its config says.
@@ -144,14 +144,14 @@ def load_checkpoint(
         if place.is_file():
             _check_sum(place)
     model.load_state_dict(tensors, assign=True)
-    return with_position(model.to(dtype), position_options) if position_options else model.to(dtype)
+    model = model.to(torch.float32)
+    return with_position(model, position_options) if position_options else model
 
 
 def stored_config(folder: Path) -> ModelConfig:
     """What `load_checkpoint` would make of a folder; reads no weights but those of two matrices that may be one."""
-    return _tied_as_stored(
-        read_config(folder / "config.json", read_json(folder / "config.json")), _places(_weight_files(folder))
-    )
+    file = folder / "config.json"
+    return _tied_as_stored(read_config(file, read_json(file)), _places(_weight_files(folder)))
 
 
 def _places(files):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
-from model.position import POSITIONS, Position, Rope, build_position, position_options
+from model.position import POSITIONS, Position, build_position, position_options
 from settings import FrozenConfig, Positive, Single, Size
 
 
@@ -42,7 +42,7 @@ class ModelConfig(FrozenConfig):
     document_start_token_id: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """token that begins a document: none sees another, and each counts positions from 0. null: a row is one;
     train.document_mask fills it in"""
-    position: SerializeAsAny[Position.Options] = Rope.Options(scheme="rope")
+    position: SerializeAsAny[Position.Options] = "rope"
     """positional scheme: a name, or a mapping of scheme and its options"""
 
     @field_validator("intermediate_size", "num_key_value_heads", "head_dim", mode="before")

@@ -68,10 +68,9 @@ def attention_inputs(
         masks = among_themselves if has_content else masks
     else:
         mask = None if is_causal else seen
-        has_mask = not is_causal or has_content or has_bias
-        masks = [partial(in_blocks, layer) if has_mask else None for layer in range(scheme.config.num_hidden_layers)]
-    contributed = masks, turns(scheme, positions), scheme.temperature(positions)
-    return told(scheme, (cache, positions, k_positions, documents), contributed, mask)
+        masks = [partial(in_blocks, layer) for layer in range(scheme.config.num_hidden_layers)]
+    tokens = {"cache": cache, "positions": positions, "k_positions": k_positions, "documents": documents}
+    return of_layers(scheme, tokens, masks, turns(scheme, positions), scheme.temperature(positions), mask)
 
 
 @dataclass
@@ -95,9 +94,10 @@ def inputs_of_next(scheme: Position, cache: Cache, dtype: torch.dtype) -> tuple[
     row, k_positions = slice(start - ahead.first, start - ahead.first + 1), ahead.k_positions[: start + 1]
     bias = of_each(lambda each: in_four(each[..., row, : start + 1], dtype), ahead.bias)
     temperature = of_each(lambda each: each[..., row], ahead.temperature)
-    contributed = bias, of_each(lambda each: each[row], ahead.turns), temperature
+    turned = of_each(lambda each: each[row], ahead.turns)
     embedding = None if ahead.embedding is None else ahead.embedding[row]
-    return embedding, told(scheme, (cache, k_positions[start:], k_positions, None), contributed)
+    tokens = {"cache": cache, "positions": k_positions[start:], "k_positions": k_positions}
+    return embedding, of_layers(scheme, tokens, bias, turned, temperature)
 
 
 def look_ahead(scheme: Position, first: int, device: torch.device) -> Ahead:
@@ -123,16 +123,17 @@ def turns(scheme: Position, positions: Tensor):
     return of(scheme.rotation(positions), scheme.key_rotation(positions))
 
 
-def told(scheme: Position, shared: tuple, contributed: tuple, mask=None) -> list[AttentionInputs]:
-    """For each layer, with the mask alone where the scheme does not act."""
+def of_layers(scheme: Position, tokens: dict, masks, turns, temperatures, mask=None) -> list[AttentionInputs]:
+    """For each layer, of the tokens that all see alike; with the mask alone where the scheme does not act."""
     content, features = (scheme if scheme.overrides(hook) else None for hook in ("content_bias", "features"))
     inputs = []
     for layer in range(scheme.config.num_hidden_layers):
+        own = {"mask": mask}
         if scheme.acts_in(layer):
-            each = [of_layer(found, layer) for found in contributed]
-            inputs.append(AttentionInputs(layer, *shared, *each, scheme.layout, features, content))
-        else:
-            inputs.append(AttentionInputs(layer, *shared, mask))
+            own = {"layout": scheme.layout, "features": features, "content": content}
+            own |= {"mask": of_layer(masks, layer), "turns": of_layer(turns, layer)}
+            own |= {"temperature": of_layer(temperatures, layer)}
+        inputs.append(AttentionInputs(layer, **tokens, **own))
     return inputs
 
 

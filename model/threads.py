@@ -1,6 +1,6 @@
 """How PyTorch's threads wait for each other: spinning while the cores are free, sleeping while other programs use them.
 
-On two quiet cores a small model trains 1.6 times as fast with threads that spin until the others are done; next to one
+On two quiet cores a small model trains 1.8 times as fast with threads that spin until the others are done; next to one
 other busy program it trains twice as fast with threads that sleep. OpenMP reads its settings only once, when loaded,
 while other programs come and go. But GNU OpenMP, which PyTorch's wheels contain, spins for 300,000 rounds only while it
 has no more threads than there are cores, and otherwise for 100 (see GOMP_SPINCOUNT in its manual). So while other

@@ -8,7 +8,7 @@ from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from base import InputError, read_json
+from base import InputError, read_optional_json
 
 TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
@@ -31,7 +31,7 @@ def find_template(folder: Path) -> str:
             return file.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise InputError(f"{file}: not readable: {error}") from None
-    found = _settings(folder).get("chat_template")
+    found = read_optional_json(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(found, list):
         named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
         found = named.get("default")
@@ -50,7 +50,7 @@ def chat_text(folder: Path, template: str, messages: list[dict[str, str]]) -> st
     sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     sandbox.filters["tojson"] = _to_json
     sandbox.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
-    settings, special = _settings(folder), {}
+    settings, special = read_optional_json(folder / "tokenizer_config.json"), {}
     for name in TOKENS:
         token = settings.get(f"{name}_token")
         token = token.get("content") if isinstance(token, dict) else token
@@ -61,11 +61,6 @@ def chat_text(folder: Path, template: str, messages: list[dict[str, str]]) -> st
         return sandbox.from_string(template).render(**given, **special)
     except Exception as error:  # the template's own, which may raise anything
         raise InputError(f"{folder}: the chat template fails: {type(error).__name__}: {error}") from None
-
-
-def _settings(folder):
-    file = folder / "tokenizer_config.json"
-    return read_json(file) if file.exists() else {}
 
 
 def _to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):

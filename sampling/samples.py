@@ -10,14 +10,12 @@ from pathlib import Path
 
 import torch
 
-from base import InputError, find_checkpoint, printable
-from data.tokenizer import load_tokenizer
-from model.checkpoint import load_checkpoint
+from base import InputError, printable
 from model.context import Context
 from model.device import pick_device
 from model.generation import generate
 from sampling.prompts import read_line
-from sampling.source import Source, named_tokens
+from sampling.source import Source
 from sampling.stream import TextStream, special_tokens
 
 BATCH_TOKENS = 2**13  # in the cache of a batch of prompts; bounds memory
@@ -25,14 +23,10 @@ BATCH_TOKENS = 2**13  # in the cache of a batch of prompts; bounds memory
 
 def sample(folder: Path, max_new_tokens: int = 128) -> str:
     """Text of a run after an empty prompt, shorter if its scheme has fewer positions."""
-    folder = find_checkpoint(folder)
-    model, tokenizer = load_checkpoint(folder), load_tokenizer(folder)
-    start = torch.tensor(named_tokens(folder, tokenizer, "bos", model.config.vocab_size)[:1])
-    count = min(max_new_tokens, model.position.max_length or max_new_tokens)
-    size = model.config.vocab_size  # either may be larger
-    known = [token for token in tokenizer.get_vocab().values() if token < size]
-    steps = generate(model, start, count, temperature=0.8, token_ids=known)
-    return tokenizer.decode([step.ids.item() for step in steps])
+    source = Source(folder)
+    count = min(max_new_tokens, source.model.position.max_length or max_new_tokens)
+    steps = generate(source.model, torch.tensor(source.start[:1]), count, temperature=0.8, token_ids=source.drawn)
+    return source.tokenizer.decode([step.ids.item() for step in steps])
 
 
 @dataclass

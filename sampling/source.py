@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
-from base import InputError, find_checkpoint, read_json
-from data.tokenizer import encode, load_tokenizer
+from base import InputError, find_checkpoint
+from data.tokenizer import check_ids, encode, load_tokenizer, named_tokens
 from model.checkpoint import load_checkpoint
 from sampling.chat import chat_text, find_template
 
@@ -47,38 +45,3 @@ class Source:
 
     def _check(self, ids):
         check_ids(self.folder / "tokenizer.json", [*ids], self.model.config.vocab_size)
-
-
-def named_tokens(folder: Path, tokenizer: Tokenizer, name: str, vocab_size: int) -> list[int]:
-    """Ids of the tokens that begin ("bos") or end ("eos") a text, from every file in the folder that names any.
-
-    InputError, naming the file: not a token, or beyond a model of vocab_size tokens.
-    """
-
-    def stored(file, key):
-        return (read_json(folder / file) if (folder / file).exists() else {}).get(key)
-
-    found, key = [], f"{name}_token_id"
-    for file in ("generation_config.json", "config.json"):
-        value = stored(file, key)
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(type(each) is int and each >= 0 for each in ids):
-            raise InputError(f"{folder / file}: {key}: expected a token id or a list of them, got {value!r:.60}")
-        check_ids(folder / file, ids, vocab_size)
-        found += ids
-    file, key = "tokenizer_config.json", f"{name}_token"
-    value = stored(file, key)
-    if value is not None:
-        text = value.get("content") if isinstance(value, dict) else value
-        token = tokenizer.token_to_id(text) if isinstance(text, str) else None
-        if token is None:
-            raise InputError(f"{folder / file}: {key}: expected a token in tokenizer.json, got {value!r:.60}")
-        check_ids(folder / file, [token], vocab_size)
-        found.append(token)
-    return found
-
-
-def check_ids(file: Path, ids: list[int], vocab_size: int) -> None:
-    """InputError if an id in the file is beyond a model of vocab_size tokens."""
-    if max(ids, default=0) >= vocab_size:
-        raise InputError(f"{file}: has token id {max(ids)}, but the model has only {vocab_size} tokens")

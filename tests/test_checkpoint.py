@@ -98,7 +98,7 @@ def test_a_saved_model_comes_back_bit_for_bit(scheme, tied, tiny_model, tokens, 
 def test_position_parameters_are_loaded_in_float32(scheme, tiny_model, tmp_path):
     model = tiny_model(scheme, torch.float32)
     save_checkpoint(tmp_path / "c", model, {})
-    loaded = load_checkpoint(tmp_path / "c", torch.bfloat16)
+    loaded = load_checkpoint(tmp_path / "c").to(torch.bfloat16)
     assert loaded.embed_tokens.weight.dtype == torch.bfloat16
     for got, expected in zip(loaded.position.parameters(), model.position.parameters(), strict=True):
         assert got.dtype == torch.float32 and torch.equal(got, expected)

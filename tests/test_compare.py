@@ -56,7 +56,7 @@ def planned(folder, *overrides, **changes):
     """The comparison, and the configs of the reported runs by variant."""
     found = load_comparison(str(comparison_file(folder, **changes)), list(overrides))
     rate = next(iter(found.config.learning_rates), None)
-    return found, {v: [run.config for run in found.reported_runs(v, rate)] for v in found.config.variants}
+    return found, {v: [run.config for run in found.runs_at_rate(v, rate)] for v in found.config.variants}
 
 
 def written(folder):
@@ -101,7 +101,7 @@ def test_each_learning_rate_has_runs_of_its_own_name(tmp_path):
     """Those of ordinary rates keep it, or finished runs would not be found."""
     rates = [1e-3, 3e-5, 2.0, 1e16, 1e-16, 1.5e22, 1.7976931348623157e308, 5e-324]
     found, _ = planned(tmp_path, learning_rates=rates, tuning_seeds=[9])
-    configs = [run.config for run in found.tuning_runs("rope", rates)]
+    configs = [run.config for run in found.runs_at_rates("rope", rates)]
     names = [config.name for config in configs]
     assert [config.train.learning_rate for config in configs] == rates and len(set(names)) == len(rates)
     assert names[:4] == ["rope-lr0.001-seed9", "rope-lr3e-05-seed9", "rope-lr2.0-seed9", "rope-lr1e16-seed9"]
@@ -109,7 +109,7 @@ def test_each_learning_rate_has_runs_of_its_own_name(tmp_path):
 
 def test_rates_are_chosen_on_one_half_of_the_text_and_reported_on_the_other(tmp_path):
     found, runs = planned(tmp_path, learning_rates=[1e-3, 1e-2], tuning_seeds=[9], extra_seeds={"theta": [1]})
-    tuning = [run.config for run in found.tuning_runs("rope", [1e-3, 1e-2])]
+    tuning = [run.config for run in found.runs_at_rates("rope", [1e-3, 1e-2])]
     assert [(each.seed, each.data.val_part) for each in tuning] == [(9, "tuning")] * 2
     assert {variant: [(each.seed, each.data.val_part) for each in some] for variant, some in runs.items()} == {
         "rope": [(0, "reporting"), (7, "reporting")],
@@ -140,7 +140,7 @@ def test_a_condition_has_the_comparison_s_settings_and_its_own(tmp_path):
     }
     found, _ = planned(tmp_path, conditions=conditions)
     short, wide = found.parts().values()
-    (one, _), (other, _) = ([run.config for run in part.reported_runs("rope", None)] for part in (short, wide))
+    (one, _), (other, _) = ([run.config for run in part.runs_at_rate("rope", None)] for part in (short, wide))
     assert (one.train.steps, one.model.hidden_size, one.train.eval_every) == (2, 16, 2)
     assert (other.train.steps, other.model.hidden_size, list(wide.config.variants)) == (4, 32, ["rope"])
     assert one.folder == tmp_path / "runs" / "cmp" / "short" / "rope-seed0"
@@ -150,10 +150,10 @@ def test_the_runs_of_a_comparison_are_one_group_at_wandb(tmp_path):
     conditions = {"a": {}, "b": {}}
     found, _ = planned(tmp_path, "wandb.mode=offline", conditions=conditions)
     for part in found.parts().values():
-        run = part.reported_runs("rope", None)[0]
+        run = part.runs_at_rate("rope", None)[0]
         assert run.config.wandb.group == "cmp" and 'wandb.group="cmp"' in run.arguments
     found, _ = planned(tmp_path, "wandb.mode=offline", "wandb.group=mine")
-    assert found.reported_runs("rope", None)[0].config.wandb.group == "mine"
+    assert found.runs_at_rate("rope", None)[0].config.wandb.group == "mine"
 
 
 WILD = {"train.learning_rate": 1e38, "train.min_learning_rate": 1e38}
@@ -232,7 +232,7 @@ def test_an_override_within_a_variant_or_the_settings_keeps_what_is_there(tmp_pa
     overrides = ["variants.rope.b.model.position.base=500", "variants.theta.model.position.base=300"]
     overrides += ["conditions.a.b.settings.train.steps=9", "settings.train.eval_every=3"]
     found = load_comparison(str(comparison_file(tmp_path, **changes)), overrides).parts()["a.b"]
-    configs = {variant: found.reported_runs(variant, None)[0].config for variant in variants}
+    configs = {variant: found.runs_at_rate(variant, None)[0].config for variant in variants}
     schemes = {
         variant: (config.model.position.scheme, config.model.position.base) for variant, config in configs.items()
     }

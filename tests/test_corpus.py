@@ -1218,7 +1218,7 @@ def test_the_standard_library_as_a_corpus(load, tmp_path, monkeypatch, full):
 
     if not full:
         packages = ("asyncio", "email", "http", "json")
-        some = [(path, source) for path, source in python_library._library_files() if path.parent.name in packages]
+        some = [path for path in python_library._library_files() if path.parent.name in packages]
         monkeypatch.setattr(python_library, "_library_files", lambda: some)
     corpus = load("python_docs")
     texts = in_order(corpus)
@@ -1236,7 +1236,7 @@ def test_the_standard_library_as_a_corpus(load, tmp_path, monkeypatch, full):
 def test_the_library_s_source_leaves_out_tests_and_other_encodings():
     texts = list(python_library.python_source())
     assert inspect.getsource(argparse) in texts
-    paths = [path for path, _ in python_library._library_files()]
+    paths = python_library._library_files()
     parts = {part for path in paths for part in path.relative_to(sysconfig.get_path("stdlib")).parts}
     assert paths == sorted(paths) and not parts & {"test", "site-packages"}
     assert 5_000_000 < sum(map(len, texts)) and all(texts)

@@ -167,7 +167,7 @@ def test_no_scaling_takes_the_place_of_one_that_was_trained_with(rope_type, tiny
     model, ids = tiny_model(trained, torch.float32), tokens(1, 30)
     save_checkpoint(tmp_path / "c", model, {})
     other = {"scaling": {"rope_type": rope_type, "factor": 1.0}}
-    for refuses in (lambda: with_position(model, other), lambda: load_checkpoint(tmp_path / "c", torch.float32, other)):
+    for refuses in (lambda: with_position(model, other), lambda: load_checkpoint(tmp_path / "c", other)):
         with pytest.raises(InputError, match="position.scaling: .*'llama3'"):
             refuses()
     assert torch.equal(with_position(model, {"scaling": None})(ids), tiny_model("rope", torch.float32)(ids))

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from model.position import build_position
-from model.transformer import Transformer, with_position
+from model.transformer import Transformer, with_config
 from training.alone import Alone
 from training.loss import summed_loss
 from training.muon import orthogonalize
@@ -61,7 +61,7 @@ class Ddp(Ranks):
         return model
 
     def whole(self, model):
-        return with_position(model, {})
+        return with_config(model, model.config)  # new parameters, without the hooks of DistributedDataParallel
 
     def summed_loss(self, model, input_ids, targets, is_last):
         with nullcontext() if is_last else self.module.no_sync():

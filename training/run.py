@@ -12,7 +12,17 @@ from pathlib import Path
 import yaml
 from tqdm import tqdm
 
-from base import InputError, complete_checkpoints, expanded, flush, read_json, reading, writing
+from base import (
+    InputError,
+    complete_checkpoints,
+    expanded,
+    flush,
+    read_json,
+    read_optional_json,
+    reading,
+    replace_text,
+    writing,
+)
 from configs import Config, load_config
 from data.corpus import Corpus
 from data.tokenizer import load_tokenizer, tokenizer_files
@@ -38,7 +48,7 @@ OURS = re.compile(r"step_\d+(\.diverged)?|\.+step_\d+(\.(diverged|partial|old|re
 
 
 class RunFolder:
-    """runs/<name>/ with config.yaml, corpus.json, metrics.jsonl and checkpoints/."""
+    """runs/<name>/ with config.yaml, corpus.json, versions.json, metrics.jsonl and checkpoints/."""
 
     def __init__(self, config: Config, resume: bool = False, overwrite: bool = False):
         """Writes nothing. InputError if resume and overwrite do not suit what the folder holds."""
@@ -114,12 +124,14 @@ class RunFolder:
         described = {"source": corpus.source, "hash": corpus.hash}
         described |= {"train_tokens": len(corpus.train), "val_tokens": len(corpus.val)}
         described |= {"train_bytes": corpus.train_bytes, "val_bytes": corpus.val_bytes}
-        replace_text(self.path / "corpus.json", json.dumps(described, indent=2))
-        file, known = self.path / "versions.json", self.known_versions()
+        texts, known = {"corpus.json": json.dumps(described, indent=2)}, self.known_versions()
         if list(known.values())[-1:] != [versions()]:
-            replace_text(file, json.dumps({**known, str(step): versions()}, indent=2))
-        text = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        replace_text(self.path / "config.yaml", text)
+            texts["versions.json"] = json.dumps({**known, str(step): versions()}, indent=2)
+        config = self.config.model_dump(mode="json")
+        texts["config.yaml"] = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+        for name, text in texts.items():
+            with writing(self.path / name):
+                replace_text(self.path / name, text)
 
     def differing_keys(self) -> list[str]:
         """Dotted keys in which the config differs from that of the run in the folder, except RUNTIME_KEYS."""
@@ -157,7 +169,7 @@ class RunFolder:
 
     def known_versions(self) -> dict[str, dict[str, str]]:
         """By the step after which the run was made with them: libraries, and the commit. {} where that was not written."""
-        found = read_json(file) if (file := self.path / "versions.json").exists() else {}
+        found = read_optional_json(file := self.path / "versions.json")
         texts = [text for each in found.values() for text in (each.values() if isinstance(each, dict) else [None])]
         if not all(isinstance(text, str) for text in texts):
             raise InputError(f"{file}: expected the versions of each step, as text; without the file it goes, too")
@@ -182,7 +194,8 @@ class RunFolder:
     def drop_rows_after(self, step: int) -> None:
         """Drops the metrics rows that a resumed run will write again."""
         kept = [json.dumps(row) + "\n" for row in self.metrics() if row["step"] <= step]
-        replace_text(self.metrics_file, "".join(kept))
+        with writing(self.metrics_file):
+            replace_text(self.metrics_file, "".join(kept))
 
     def checkpoint(self, step: int) -> Path:
         """The folder for the checkpoint after a step."""
@@ -236,7 +249,7 @@ class RunFolder:
 
 
 class ReadRunFolder(RunFolder):
-    """The folder for the processes of a run that leave writing it, and checking its place, to the first one."""
+    """The folder for those who do not write it: all processes of a run but the first, and a rehearsal."""
 
     def _check_place(self) -> None:
         pass
@@ -247,16 +260,6 @@ class ReadRunFolder(RunFolder):
         pass
 
     start = describe = log = keep_rows = drop_rows_after = set_aside = prune = _leave_it
-
-
-def replace_text(file: Path, text: str) -> None:
-    """Writes a file atomically: a kill, or a loss of power, leaves the old one or the new one."""
-    partial = file.with_name(f".{file.name}.partial")
-    with writing(file):
-        with partial.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            flush(stream)
-        partial.replace(file)
 
 
 def _files_used(config: Config) -> dict[str, str]:

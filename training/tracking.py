@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from base import replace_text, writing
 from configs import WandbConfig
-from training.run import RunFolder, replace_text
+from training.run import RunFolder
 
 
 @contextmanager
@@ -118,7 +119,8 @@ def _first_that_works(ways: list[tuple[str, dict]], folder: Path, asked: WandbCo
             reason = " ".join(str(error).split())
             print(f"warning: wandb could not {what} ({reason:.200}); next: {then}", file=sys.stderr)
         else:
-            replace_text(folder / "wandb_id", tracked.id)
+            with writing(file := folder / "wandb_id"):
+                replace_text(file, tracked.id)
             return tracked
     return None
 
