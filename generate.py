@@ -8,6 +8,8 @@ from base import ArgumentParser, InputError, input_errors_end_the_program, lasti
 from model.threads import share_the_cores
 from sampling.prompts import read_prompt, read_prompts
 
+SCALINGS = ("linear", "ntk", "yarn", "llama3")  # that need a factor alone
+
 
 def number(kind: type, allowed: str, is_allowed):
     """An argparse type: a number of that kind for which is_allowed holds; `allowed` says so in words."""
@@ -28,9 +30,12 @@ def rope_scaling(text: str) -> dict:
     """An argparse type: METHOD:FACTOR."""
     method, _, factor = text.partition(":")
     try:
+        if method not in SCALINGS:
+            raise ValueError
         return {"rope_type": method, "factor": float(factor)}
     except ValueError:
-        raise ArgumentTypeError(f"expected METHOD:FACTOR, such as yarn:4, got {text!r}") from None
+        known = ", ".join(SCALINGS)
+        raise ArgumentTypeError(f"expected METHOD:FACTOR, such as yarn:4, with {known}, got {text!r}") from None
 
 
 def text(argument: str) -> str:

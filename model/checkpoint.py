@@ -272,9 +272,11 @@ def _config_json(model: Transformer, files: dict[str, str]) -> dict:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    index = folder / f"{WEIGHTS}.index.json"
-    if not index.is_file():
-        return [folder / WEIGHTS]
+    whole, index = folder / WEIGHTS, folder / f"{WEIGHTS}.index.json"
+    if (
+        whole.is_file() or not index.is_file()
+    ):  # an index may be left over; `transformers` looks for this file first, too
+        return [whole]
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise InputError(f"{index}: weight_map: expected the name of a file for each tensor")

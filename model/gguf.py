@@ -79,8 +79,10 @@ def export(folder: Path, out: Path, kind: str = "F32") -> None:
     writer.add_token_merges(merges)
     writer.add_add_bos_token(False)
     for key in ("bos_token_id", "eos_token_id"):
-        if stored.get(key) in range(len(tokens)):
-            getattr(writer, f"add_{key}")(stored[key])
+        ids = stored.get(key)
+        first = ids[0] if isinstance(ids, list) and ids else ids
+        if first in range(len(tokens)):
+            getattr(writer, f"add_{key}")(first)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for name, tensor in _weights(model, sizes, len(tokens)):
         fits = kind if kind != "Q8_0" or tensor.shape[-1] % 32 == 0 else "F16"
@@ -182,6 +184,8 @@ def _vocabulary(file: Path, size: int) -> tuple[list[str], list[str], list[str]]
         stored = json.loads(Tokenizer.from_str(json.dumps(stored)).to_str())  # with all that it may leave out
     except Exception as error:  # tokenizers raises nothing narrower
         raise InputError(f"{file}: not a readable tokenizer.json: {error}") from None
+    if [[*part] for part in (stored["post_processor"] or {}).get("single", [])] == [["Sequence"]]:  # adds nothing
+        stored["post_processor"] = None
     match stored:
         case {
             "normalizer": None,

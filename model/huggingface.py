@@ -21,6 +21,8 @@ DEFAULTS = {
     "smollm3": QWEN | {"tie_word_embeddings": True},
 }
 
+ORIGINAL = "original_max_position_embeddings"  # L: the length trained without scaling
+
 
 def transformers_keys(config: ModelConfig, position: Position) -> dict:
     """config.json keys that make `transformers` compute this model; empty where none of its models does."""
@@ -40,7 +42,7 @@ def transformers_keys(config: ModelConfig, position: Position) -> dict:
         keys |= {"rope_theta": rope["rope_theta"], "rope_parameters": rope}
         left_out = {"rope_theta": rope["rope_theta"]}
         if rope["rope_type"] == "yarn":  # the default there; 4.51 to 4.55, if given it, take another factor than ours
-            left_out["original_max_position_embeddings"] = config.max_position_embeddings
+            left_out[ORIGINAL] = config.max_position_embeddings
         if rope["rope_type"] != "default":
             keys["rope_scaling"] = dict(item for item in rope.items() if item not in left_out.items())
     return keys
@@ -138,7 +140,9 @@ def _rope_parameters(file, stored):
         found[key] = stored.get(key) or {}
         if not isinstance(found[key], dict):
             raise InputError(f"{file}: {key}: expected a mapping, got {found[key]!r:.60}")
-        found[key] = {"rope_type" if name == "type" else name: value for name, value in found[key].items()}
+        if "type" in found[key]:  # its older name
+            found[key] = {"rope_type": found[key]["type"], **found[key]}
+            del found[key]["type"]
     old, new = found.values()
     if "rope_scaling" in stored:
         old.setdefault("rope_type", "default")
@@ -148,4 +152,7 @@ def _rope_parameters(file, stored):
     for key in old:
         if key in new and new[key] != old[key]:
             raise InputError(f"{file}: {key} is {new[key]!r:.60} in rope_parameters, but {old[key]!r:.60} outside")
-    return old | new
+    rope, trained = old | new, stored.get(ORIGINAL)
+    if trained is not None and rope.get("rope_type") in ("yarn", "llama3", "longrope"):  # first, as Phi-3 has it there
+        rope[ORIGINAL] = trained
+    return rope

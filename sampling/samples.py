@@ -12,8 +12,8 @@ import torch
 
 from base import InputError, printable
 from model.context import Context
-from model.device import pick_device
-from model.generation import generate
+from model.device import is_out_of_memory, pick_device
+from model.generation import Step, generate
 from sampling.prompts import read_line
 from sampling.source import Source
 from sampling.stream import TextStream, special_tokens
@@ -192,15 +192,7 @@ class Sampler:
     def grown(self, samples: list[Sample], prompts: list[tuple[str, list[int]]]) -> Iterator[None]:
         """Yields whenever the samples have grown by a token, until all have ended."""
         clock = [time.perf_counter()]
-        for step in generate(
-            self.context,
-            [torch.tensor(ids, device=self.device) for _, ids in prompts],
-            self.max_new_tokens,
-            num_samples=self.num_samples,
-            stop_ids=self.stop_ids,
-            token_ids=self.source.drawn,
-            **self.others,
-        ):
+        for step in self.steps([torch.tensor(ids, device=self.device) for _, ids in prompts]):
             clock.append(time.perf_counter())
             for sample, token, logprob in zip(samples, step.ids.tolist(), step.logprobs.tolist()):
                 if sample.finish_reason is None:
@@ -213,6 +205,18 @@ class Sampler:
         self.made += sum(len(sample.ids) - 1 for sample in samples)
         self.reading += clock[1] - clock[0]
         self.making += clock[-1] - clock[1]
+
+    def steps(self, prompts: list[torch.Tensor]) -> Iterator[Step]:
+        """As `generate`. InputError: the device has no memory for so many samples at once."""
+        same = {"num_samples": self.num_samples, "stop_ids": self.stop_ids, "token_ids": self.source.drawn}
+        try:
+            yield from generate(self.context, prompts, self.max_new_tokens, **same, **self.others)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            rows = len(prompts) * self.num_samples
+            said = "fewer --num-samples, fewer --max-new-tokens or a shorter prompt need less"
+            raise InputError(f"{self.device}: out of memory with {rows:,} samples at once; {said}") from None
 
     def speeds(self) -> str:
         """Tokens read and made per second; the first of each sample comes from reading."""

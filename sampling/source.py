@@ -26,7 +26,7 @@ class Source:
         )
         self.drawn = [token for token in self.tokenizer.get_vocab().values() if token < config.vocab_size]
         self.trained = config.max_position_embeddings
-        self.window = int(self.trained * (rope_scaling["factor"] if rope_scaling else 1))
+        self.window = int(min(self.trained * (rope_scaling["factor"] if rope_scaling else 1), 2**31))
         self.template = find_template(folder) if chat else None
         self.tokenizer.encode_special_tokens = not chat  # those of the template are meant, elsewhere they are text
 

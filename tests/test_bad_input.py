@@ -157,6 +157,10 @@ def run(tmp_path_factory):
         ("--top-k=-1", "--top-k: expected a whole number of 0 or more, got '-1'"),
         ("--top-k=2.5", "--top-k: expected a whole number of 0 or more, got '2.5'"),
         ("--min-p=1.01", "--min-p: expected a number in [0, 1], got '1.01'"),
+        (
+            "--rope-scaling=longrope:4",
+            "expected METHOD:FACTOR, such as yarn:4, with linear, ntk, yarn, llama3, got 'longrope:4'",
+        ),
         ("--repetition-penalty=0", "--repetition-penalty: expected a number from 1e-30 to 1e30, got '0'"),
         ("--repetition-penalty=1e-45", "--repetition-penalty: expected a number from 1e-30 to 1e30, got '1e-45'"),
         ("--stop=", "--stop: expected a text, got ''"),

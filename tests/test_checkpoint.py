@@ -258,6 +258,36 @@ def test_an_older_llama_folder_gives_equal_logits(llama_folder, tokens):
     assert_same_logits(load_checkpoint(folder), theirs, tokens)
 
 
+LAMBDA = {"short_factor": [1.0, 2.0, 3.0, 4.0], "long_factor": [1.0, 2.0, 3.0, 4.0]}
+
+
+@pytest.mark.parametrize("scaling, length", [
+    ({"type": "yarn", "factor": 4.0}, 16),
+    ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 16),
+    ({"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 16),
+    ({"rope_type": "longrope", "factor": 8.0, **LAMBDA}, 16),
+    ({"rope_type": "linear", "factor": 4.0}, 16),
+    ({"rope_type": "yarn", "type": "linear", "factor": 4.0}, None),
+    ({"type": "linear", "rope_type": "yarn", "factor": 4.0}, None),
+    ({"rope_type": "default", "type": "linear", "factor": 4.0}, None),
+], ids=str)  # fmt: skip
+@pytest.mark.filterwarnings("ignore")
+def test_scaling_is_what_transformers_reads_from_the_same_file(scaling, length, llama_folder, tokens):
+    """L beside max_position_embeddings is the first one read, as in files of Phi-3, and rope_type before its older name."""
+    folder, _ = llama_folder()
+    keys = {"max_position_embeddings": 64, "original_max_position_embeddings": length}
+    edit(folder / "config.json", rope_parameters=None, rope_theta=500.0, rope_scaling=scaling, **keys)
+    assert_same_logits(load_checkpoint(folder), AutoModelForCausalLM.from_pretrained(folder).eval(), tokens)
+
+
+def test_one_file_of_weights_is_read_where_shards_or_their_index_are_left_over(llama_folder, tokens):
+    """As transformers reads it; its save leaves such an index."""
+    folder, _ = llama_folder("20KB")
+    _, theirs = llama_folder(rope_parameters={"rope_type": "default", "rope_theta": 300.0})
+    assert (folder / "model.safetensors.index.json").is_file() and not [*folder.glob("*-of-*")]
+    assert_same_logits(load_checkpoint(folder), theirs, tokens)
+
+
 @pytest.mark.parametrize("kind, left_out", [
     ("smollm3", ["tie_word_embeddings", "rms_norm_eps", "rope_parameters"]), ("qwen3", ["head_dim", "rms_norm_eps"]),
 ])  # fmt: skip
@@ -411,6 +441,7 @@ def test_a_missing_shard_is_named(llama_folder):
 
 @pytest.mark.parametrize("content", ["{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', "[]", "{"])
 def test_a_broken_index_of_shards_is_refused(saved, content):
+    (saved / "model.safetensors").rename(saved / "model-00001-of-00001.safetensors")
     (saved / "model.safetensors.index.json").write_text(content)
     assert str(saved) in refusal(load_checkpoint, saved)
 

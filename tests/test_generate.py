@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -256,11 +257,11 @@ def test_the_name_of_a_special_token_may_be_a_stop(output, byte_checkpoint, tmp_
 PROMPTS = ["that the", "he", "", "it was he that they", "the"]
 
 
-@pytest.mark.parametrize("suffix", ["txt", "jsonl"])
+@pytest.mark.parametrize("suffix", ["txt", "jsonl", "JSONL"])
 def test_each_prompt_of_a_file_has_the_samples_that_it_has_alone(output, prompts, tmp_path, suffix, monkeypatch):
     """In batches that are bounded, in the order of the file; with Windows line ends and a byte-order mark."""
     file = tmp_path / f"prompts.{suffix}"
-    lines = PROMPTS if suffix == "txt" else [json.dumps({"prompt": prompt, "id": 3}) for prompt in PROMPTS]
+    lines = PROMPTS if suffix == "txt" else [json.dumps({"prompt": prompt, "id": 3}) for prompt in PROMPTS] + [" "]
     file.write_bytes("\r\n".join(["\ufeff" + lines[0], *lines[1:], ""]).encode())
     arguments = ["--max-new-tokens", 9, "--num-samples", 2, "--temperature", 1.2, "--json"]
     monkeypatch.setattr(samples, "BATCH_TOKENS", 2 * 2 * 28)  # two of the longest
@@ -271,6 +272,12 @@ def test_each_prompt_of_a_file_has_the_samples_that_it_has_alone(output, prompts
     alone = [row for prompt in PROMPTS for row in rows(output("--prompt", prompt, *arguments).out)]
     for one, other in zip(together, alone, strict=True):
         assert one.pop("logprobs") == pytest.approx(other.pop("logprobs"), abs=1e-5) and one == other
+
+
+def test_too_many_samples_for_the_memory_are_one_line(refusal, run, monkeypatch):
+    full = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate …")
+    monkeypatch.setattr(Context, "add", mock.Mock(side_effect=full))
+    assert "out of memory with 3 samples at once; fewer --num-samples" in refusal(run, "--num-samples", 3)
 
 
 def test_prompts_of_a_file_pass_the_window_each_for_itself(output, tmp_path):
@@ -312,6 +319,7 @@ def test_a_batch_is_that_of_transformers(output, byte_checkpoint, tiny_model, tm
     "name, content, expected",
     [
         ("p.txt", b"", "has no line"),
+        ("P.JSONL", b"\n\n\n", "has no line"),
         ("p.txt", b"a\n\xff", "is not UTF-8 at byte 2"),
         ("p.jsonl", b'{"prompt": "a"}\n{', "line 2: not JSON"),
         ("p.jsonl", b'{"prompts": "a"}', 'line 1: expected an object with a text as "prompt", got \'{"prompts"'),
@@ -461,7 +469,10 @@ def test_only_ids_that_the_tokenizer_has_are_drawn(tmp_path, output, monkeypatch
 def test_a_prompt_may_come_from_stdin(output, run, stdin, capsys):
     """Where it may be longer than a command line; what is not UTF-8 is one line."""
     stdin(b"that the")
-    assert output("--prompt", "-", "--max-new-tokens", 5) == output("--prompt", "that the", "--max-new-tokens", 5)
+    expected = output("--prompt", "that the", "--max-new-tokens", 5)
+    assert output("--prompt", "-", "--max-new-tokens", 5) == expected
+    stdin(b"\xef\xbb\xbfthat the")  # a byte-order mark is none of the text
+    assert output("--prompt", "-", "--max-new-tokens", 5) == expected
     stdin(b"that \xff")
     assert call(program, run, "--prompt", "-") == 2
     assert capsys.readouterr() == ("", "error: --prompt -: stdin is not UTF-8 at byte 5\n")

@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from base import InputError, printable
 from data.config import TokenizerConfig
@@ -223,6 +224,25 @@ def test_another_tokenizer_is_refused(kind, change, expected, saved, tmp_path, c
     (folder / "SHA256SUMS").unlink()
     message = refusal(capsys, folder, tmp_path / "m.gguf")
     assert "tokenizer.json: " in message and expected in message
+
+
+@pytest.mark.parametrize("kind", ["byte", "char", "bpe"])
+def test_what_transformers_has_opened_and_saved_is_exported_as_before(kind, saved, tmp_path):
+    folder, _ = saved(tokens=tokenizer(kind, TEXT, 300), vocab_size=300)
+    export(folder, tmp_path / "before.gguf")
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path / "m")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "m")
+    assert json.loads((tmp_path / "m" / "tokenizer.json").read_text(encoding="utf-8"))["post_processor"]
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    config["eos_token_id"] = [config["eos_token_id"], 3]  # as instruct models have it
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    export(tmp_path / "m", tmp_path / "m.gguf")
+    one, other = (fields(tmp_path / name) for name in ("before.gguf", "m.gguf"))
+    assert one.pop("general.name") != other.pop("general.name") and one == other
+
+
+def fields(file):
+    return {name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()}
 
 
 @pytest.mark.parametrize("folder, out, expected", [
