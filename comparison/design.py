@@ -85,6 +85,8 @@ class CompareConfig(FrozenConfig):
             if unknown := [variant for variant in condition.variants if variant not in self.variants]:
                 expected = f"expected some of {', '.join(self.variants)}"
                 raise ValueError(f"conditions.{name}.variants: {expected}, got {unknown[0]!r}")
+            if Path(name).suffix in (".html", ".md", ".json", ".svg"):
+                raise ValueError(f"conditions.{name}: expected another name, as that of a file of the report")
         return self
 
     @property
@@ -191,18 +193,24 @@ def load_comparison(path: str, overrides: list[str]) -> Comparison:
 
 
 def _dotted(values: dict[str, Any]) -> dict[str, Any]:
-    """Mappings of whole sections as dotted keys, so that they add to what the base has there."""
+    """Mappings of whole sections as dotted keys, so that they add to what the base has there.
+
+    In an order to set them, whatever they came in: model.position after model.position.base would undo it. InputError:
+    one key is given in two ways.
+    """
     found = {}
     for key, value in values.items():
         inner = key in SECTIONS and isinstance(value, dict)
         more = _dotted({f"{key}.{below}": v for below, v in value.items()}) if inner else {key: value}
-        found = _then(found, more)
-    return found
+        if twice := found.keys() & more.keys():
+            raise InputError(f"{min(twice)}: expected once in settings or a variant, got it twice")
+        found |= more
+    return dict(sorted(found.items(), key=lambda item: sum(f"{item[0]}".startswith(f"{key}.") for key in found)))
 
 
 def _then(first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
-    """All dotted keys in the order to set them: model.position after model.position.base would undo it."""
-    return {key: value for key, value in first.items() if key not in last} | last
+    """Both, as `_dotted` gives them; `last` replaces all that lies within a key of its own."""
+    return {k: v for k, v in first.items() if not any(f"{k}.".startswith(f"{key}.") for key in last)} | last
 
 
 def _override(values: dict[str, Any], key: str, value: Any) -> None:
@@ -213,7 +221,7 @@ def _override(values: dict[str, Any], key: str, value: Any) -> None:
     places += [(one, "settings", f"conditions.{name}.settings.") for name, one in inside["conditions"].items()]
     for place, name, prefix in sorted(places, key=lambda each: -len(each[2])):  # a name may begin with another one
         if key.startswith(prefix) and isinstance(place, dict) and isinstance(own := place.get(name) or {}, dict):
-            place[name] = _then(own, {key.removeprefix(prefix): value})
+            place[name] = _then(_dotted(own), _dotted({key.removeprefix(prefix): value}))
             return
     set_dotted(values, key, value)
 

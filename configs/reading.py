@@ -11,6 +11,7 @@ from base import InputError
 
 _MAX_BYTES = 1_000_000  # of a YAML file, and
 _MAX_VALUES = 10_000  # values in it with its aliases expanded: far more than any config has
+_NOT_JSON = ("tag:yaml.org,2002:binary", "tag:yaml.org,2002:set")
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
@@ -41,10 +42,14 @@ def parse_override(text: str) -> tuple[str, object]:
     if not equals or not key:
         raise InputError(f"{text!r}: expected an override of the form dotted.key=value")
     try:
+        node = yaml.compose(value, yaml.SafeLoader)
+        if node and value[node.end_mark.index :].strip():
+            raise yaml.YAMLError("a comment begins after ' #'")
         return key, _parse_yaml(value)
     except (yaml.YAMLError, RecursionError) as error:
         problem = " ".join(str(getattr(error, "problem", error)).split())
-        raise InputError(f"{text!r:.80}: the value is not YAML: {problem}") from None
+        hint = f"; write a text as {key}='\"…\"'" if {"*", "#"} & {*value} else ""
+        raise InputError(f"{text!r:.80}: the value is not YAML: {problem}{hint}") from None
 
 
 def set_dotted(values: dict, key: str, value) -> None:
@@ -67,13 +72,15 @@ def _parse_yaml(text):
             return None
         _check(node)
         return SafeConstructor().construct_document(node)
-    except (KeyError, AttributeError, ValueError) as error:  # PyYAML's own, for !!bool maybe or 2024-13-01
+    except (LookupError, AttributeError, ValueError) as error:  # PyYAML's own, for !!bool maybe or 2024-13-01
         raise yaml.YAMLError("a value does not match its type") from error
 
 
 def _check(root):
     nodes = [root]
     for node in nodes:  # which grows on the way, without end where a node contains itself
+        if node.tag in _NOT_JSON:  # in which a comparison hands values on
+            raise ConstructorError(None, None, f"expected no {node.tag.split(':')[-1]}", node.start_mark)
         if len(nodes) > _MAX_VALUES:
             raise yaml.YAMLError(f"expected at most {_MAX_VALUES:,} values with aliases expanded, got more")
         if isinstance(node, yaml.ScalarNode):

@@ -199,6 +199,8 @@ RATES = {"learning_rates": [1e-3, 1e-2], "tuning_seeds": [9]}
         ({"conditions": {"a": {"variants": ["rope", "x"]}}}, [], "conditions.a.variants: expected some of .* got 'x'"),
         ({"conditions": {"a": {"settings": {"train.stps": 3}}}}, [], "'stps'.*'steps'"),
         ({"conditions": {"a": {"train.steps": 3}}}, [], "conditions.a.*train.steps"),
+        ({"conditions": {"report.html": {}}}, [], "conditions.report.html: expected another name"),
+        ({"settings": {"train.steps": 5, "train": {"steps": 6}}}, [], "train.steps: expected once .*, got it twice"),
         ({}, ["model.position.base=9"], "settings.model.position.base: reaches no run, .* sets model.position$"),
         ({}, ["settings.model.position=alibi"], "settings.model.position: reaches no run"),
         (
@@ -222,21 +224,26 @@ def test_a_comparison_that_cannot_be_is_refused_before_any_run(tmp_path, changes
 
 
 def test_an_override_within_a_variant_or_the_settings_keeps_what_is_there(tmp_path):
-    """Whichever way it was written there; a key is part of the value of one that was set before it, not after."""
+    """Whichever way and in whichever order it was written there; a later key replaces what lies within it."""
     variants = {
         "rope": {},
         "rope.b": {"model": {"position": "rope"}},
         "theta": {"model.position.base": 7, "model.position": "learned_theta"},
+        "seven": {"model.position.base": 7, "model": {"position": "rope"}, "train": {"batch_size": 2}},
+        "plain": {"model.position.base": 7, "model.position": "rope"},
     }
     changes = {"variants": variants, "settings": {"model": {"position.base": 6}}, "conditions": {"a.b": {}}}
     overrides = ["variants.rope.b.model.position.base=500", "variants.theta.model.position.base=300"]
+    overrides += ["variants.plain.model.position=rope", "variants.seven.train={warmup_steps: 1}"]
     overrides += ["conditions.a.b.settings.train.steps=9", "settings.train.eval_every=3"]
     found = load_comparison(str(comparison_file(tmp_path, **changes)), overrides).parts()["a.b"]
     configs = {variant: found.runs_at_rate(variant, None)[0].config for variant in variants}
     schemes = {
         variant: (config.model.position.scheme, config.model.position.base) for variant, config in configs.items()
     }
-    assert schemes == {"rope": ("rope", 6), "rope.b": ("rope", 500), "theta": ("learned_theta", 300)}
+    expected = {"rope": ("rope", 6), "rope.b": ("rope", 500), "theta": ("learned_theta", 300)}
+    assert schemes == {**expected, "seven": ("rope", 7), "plain": ("rope", 10000)}
+    assert (configs["seven"].train.batch_size, configs["seven"].train.warmup_steps) == (2, 1)
     assert (configs["rope"].train.steps, configs["rope"].train.eval_every) == (9, 3)
 
 

@@ -660,7 +660,10 @@ def test_a_rehearsal_writes_no_run_and_counts_by_hand(tmp_path, capsys):
     assert "already holds a run" in capsys.readouterr().err
     assert call(program, config_file(tmp_path), "--dry-run", "--overwrite", "model.max_position_embeddings=4000") == 2
     assert "each needs model.max_position_embeddings + 1 = 4001" in capsys.readouterr().err
-    assert call(program, config_file(tmp_path), "--dry-run", "--overwrite") == 0 and contents(config.folder) == before
+    assert call(program, config_file(tmp_path), "--dry-run", "--resume", "model.hidden_size=32") == 2
+    assert "cannot resume with another model.hidden_size" in capsys.readouterr().err
+    for how in ("--overwrite", "--resume"):
+        assert call(program, config_file(tmp_path), "--dry-run", how) == 0 and contents(config.folder) == before
 
 
 def test_the_time_of_a_rehearsal_is_that_of_steps_and_evaluations(tmp_path, monkeypatch):

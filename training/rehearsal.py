@@ -59,8 +59,11 @@ def rehearse(config: Config, corpus: Corpus) -> tuple[float, list[str]]:
 
 def rehearsed(config: Config, resume: bool, overwrite: bool) -> str:
     """What `rehearse` finds, in words; InputError as from `train`."""
-    RunFolder(config, resume, overwrite)
-    _, lines = rehearse(config, load_corpus(config.data))
+    run, corpus = RunFolder(config, resume, overwrite), load_corpus(config.data)
+    if resume:
+        run.config = fit_to_corpus(config, corpus)
+        run.check_same_experiment(corpus)
+    _, lines = rehearse(config, corpus)
     return "\n".join([*lines, f"nothing was written to {config.folder}"])
 
 
