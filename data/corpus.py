@@ -2,12 +2,11 @@
 
 import errno
 import json
-import os
 import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -159,6 +158,7 @@ def _make_entry(folder, config, content, splits, given):
     with writing(f"data.cache_dir {config.cache_dir!r}"), _workplace(folder) as work:
         if _read_entry(folder, config, given) is not None:  # another process has just made it
             return
+        work.mkdir(exist_ok=True)
         try:
             _write_entry(work, config, content, splits, given)
         except Exception:  # but not when killed, nor where a network failed that will work again
@@ -179,27 +179,18 @@ def _workplace(folder) -> Iterator[Path]:
 
     Where there are no locks, each process has one of its own, which no other continues.
     """
-    shared = folder.with_name(f".unfinished-{folder.name}")
-    shared.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        stack.callback(_remove_if_empty, shared)
         try:
             import fcntl  # Windows has none
 
-            handle = os.open(shared, os.O_RDONLY)
-            stack.callback(os.close, handle)
-            fcntl.flock(handle, fcntl.LOCK_EX)  # ends with the process, however that ends
-            shared.mkdir(exist_ok=True)  # whoever had it has renamed it
-            work = shared
+            # A file, as NFS locks no folders for other computers; it stays, as others may be waiting for this very one.
+            lock = stack.enter_context(folder.with_name(f".{folder.name}.lock").open("a"))
+            fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, however that ends
+            work = folder.with_name(f".unfinished-{folder.name}")
         except (ImportError, OSError):  # or a file system without locks
             work = Path(stack.enter_context(TemporaryDirectory(dir=folder.parent, prefix=".unfinished-")), "entry")
-            work.mkdir()
         yield work
-
-
-def _remove_if_empty(folder):
-    with suppress(OSError):
-        folder.rmdir()
 
 
 def _write_entry(folder, config, content, splits, given):

@@ -84,6 +84,11 @@ def entries(tmp_path):
     return sorted((tmp_path / "cache").glob("*/corpus.json"))
 
 
+def remains(tmp_path):
+    """What the cache holds but for locks, which stay."""
+    return sorted(path.name for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock")
+
+
 def test_importing_the_configs_loads_no_heavy_library():
     code = "import sys, data.config; print({'torch', 'datasets', 'numpy', 'tokenizers'} & set(sys.modules))"
     env = {"PYTHONPATH": ":".join(sys.path)}
@@ -154,7 +159,7 @@ def test_few_documents_that_leave_a_split_empty_say_what_to_do(load, tmp_path):
         InputError, match="documents for training and for validation, got 3 and 0 at .*0.0001; .*join.*validation"
     ):
         load(tmp_path, val_fraction=0.0001)
-    assert list((tmp_path / "cache").iterdir()) == [], "nothing half-written remains"
+    assert remains(tmp_path) == [], "nothing half-written remains"
 
 
 @pytest.fixture
@@ -329,7 +334,7 @@ def test_the_second_time_nothing_is_tokenized(load, many, tmp_path, monkeypatch,
     assert (second.train_bytes, second.val_bytes, second.source) == (first.train_bytes, first.val_bytes, str(many))
     assert second.tokenizer.encode(END_OF_TEXT).ids == first.tokenizer.encode(END_OF_TEXT).ids != [0]
     assert capsys.readouterr().err == ""
-    assert [path.name for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")] == []
+    assert [name for name in remains(tmp_path) if name.startswith(".")] == []
 
 
 def test_a_changed_text_of_the_same_length_and_time_is_tokenized_again(load, tmp_path, settled):
@@ -416,6 +421,37 @@ def test_a_process_waits_for_another_that_prepares_the_same(load, many, tmp_path
     monkeypatch.setattr("fcntl.flock", second)
     assert load(many).train.filename == second.first.train.filename
     assert len(entries(tmp_path)) == 1 and not list((tmp_path / "cache").glob(".unfinished*"))
+
+
+def test_no_two_processes_share_a_workplace_after_a_third_failed(load, many, monkeypatch):
+    """The first fails while the second waits; the third comes while that one writes."""
+    lock, write = fcntl.flock, module._write_entry
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    def second(file, how):
+        assert Path(file.name).is_file(), "NFS locks no folder for other computers"
+        with monkeypatch.context() as patch, pytest.raises(InputError, match="No space left"):
+            patch.setattr("fcntl.flock", lock)
+            patch.setattr(module, "_write_entry", fail)
+            load(many)
+        lock(file, how)
+
+    def third(file, how):
+        with pytest.raises(BlockingIOError):
+            lock(file, how | fcntl.LOCK_NB)
+        raise Killed
+
+    def meanwhile(*arguments):
+        monkeypatch.setattr("fcntl.flock", third)
+        with pytest.raises(Killed):
+            load(many)
+        write(*arguments)
+
+    monkeypatch.setattr("fcntl.flock", second)
+    monkeypatch.setattr(module, "_write_entry", meanwhile)
+    load(many)
 
 
 def test_without_locks_the_process_that_was_first_wins(load, many, tmp_path, monkeypatch):
@@ -554,7 +590,7 @@ def test_an_error_while_tokenizing_leaves_nothing(load, many, tmp_path, monkeypa
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(InputError, match="data.cache_dir .*/cache': cannot be written: No space left on device"):
         load(many)
-    assert not list((tmp_path / "cache").iterdir())
+    assert remains(tmp_path) == []
 
 
 # The manifest of a source
