@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from base import InputError, expanded, printable, reading, writing
 from data.config import DataConfig
 from data.documents import Slice, parts
-from data.hashing import content, digest
+from data.hashing import content, digest, state
 from data.shards import MANIFEST, write_streams
 from data.sources import open_source
 from data.tokenizer import FolderTokenizer, load_tokenizer, train_tokenizer
@@ -72,6 +72,7 @@ def load_corpus(config: DataConfig) -> Corpus:
     """
     given = FolderTokenizer.of(config.tokenizer.folder) if config.tokenizer.folder else None
     opened = [(each, open_source(each)) for each in config.each()]
+    files = state(*(streams for _, streams in opened))
     contents = [content(streams, each) for each, streams in opened]
     for (each, _), found in zip(opened, contents):
         if not found.documents:
@@ -89,7 +90,13 @@ def load_corpus(config: DataConfig) -> Corpus:
         splits = [
             _split(_with_text(streams), found.documents, fraction) for (_, streams), found in zip(opened, contents)
         ]
-        _make_entry(folder, config, whole, splits, given)
+
+        def check_unchanged():
+            for before, now in zip(files, state(*(streams for _, streams in opened))):
+                if before != now:
+                    raise InputError(f"{now[0]}: changed while it was prepared; start again")
+
+        _make_entry(folder, config, whole, splits, given, check_unchanged)
         corpus = _read_entry(folder, config, given)
         if corpus is None:
             raise InputError(f"data.cache_dir: {folder} is damaged and cannot be replaced; remove it")
@@ -154,13 +161,16 @@ def _train_and_val(streams, documents, fraction):
     }
 
 
-def _make_entry(folder, config, content, splits, given):
+def _make_entry(folder, config, content, splits, given, check_unchanged):
     with writing(f"data.cache_dir {config.cache_dir!r}"), _workplace(folder) as work:
         if _read_entry(folder, config, given) is not None:  # another process has just made it
             return
         work.mkdir(exist_ok=True)
         try:
-            _write_entry(work, config, content, splits, given)
+            try:
+                _write_entry(work, config, content, splits, given)
+            finally:  # also where it failed, or was interrupted: what is there is of no text that has this hash
+                check_unchanged()
         except Exception:  # but not when killed, nor where a network failed that will work again
             if not (any(each.streaming for each in config.each()) and (work / MANIFEST).is_file()):
                 shutil.rmtree(work)

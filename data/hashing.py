@@ -7,7 +7,7 @@ from contextlib import suppress
 from hashlib import sha256
 from typing import NamedTuple
 
-from base import InputError, expanded, replace_text
+from base import InputError, expanded, reading, replace_text
 from data.config import DataConfig, SourceConfig
 from data.documents import Document, parts
 from data.sources import Streams
@@ -30,7 +30,7 @@ def content(streams: Streams, config: DataConfig) -> Content:
     """
     if streams.identity:
         return Content(sha256(json.dumps(streams.identity).encode()).hexdigest(), 1, 0)
-    files = _state(streams)
+    files = state(streams)
     which = [_VERSION, config.model_dump(include={*SourceConfig.model_fields})]
     name = sha256(json.dumps(which).encode()).hexdigest()[:20]
     manifest = expanded(config.cache_dir) / f"source-{name}.json"
@@ -40,16 +40,20 @@ def content(streams: Streams, config: DataConfig) -> Content:
             return Content(**kept["content"])
     found = _read(streams, config)
     now = time.time_ns()
-    if files and files == _state(streams) and all(abs(now - t) > _CLOCK for _, _, *times in files for t in times):
+    if files and files == state(streams) and all(abs(now - t) > _CLOCK for _, _, *times in files for t in times):
         with suppress(OSError):  # it only saves time
             manifest.parent.mkdir(parents=True, exist_ok=True)
             replace_text(manifest, json.dumps({"files": files, "content": found._asdict()}), str(os.getpid()))
     return found
 
 
-def _state(streams):
-    """Path, size and times of change of each file: the second time changes even where a program sets the first back."""
-    found = [path.absolute() for paths in streams.files.values() for path in paths]
+@reading()
+def state(*sources: Streams) -> list[list]:
+    """Path, size and times of change of each file: the second time changes even where a program sets the first back.
+
+    InputError: a file is gone, or cannot be looked at.
+    """
+    found = [path.absolute() for streams in sources for paths in streams.files.values() for path in paths]
     return [[str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for path in found for stat in [path.stat()]]
 
 

@@ -593,6 +593,35 @@ def test_an_error_while_tokenizing_leaves_nothing(load, many, tmp_path, monkeypa
     assert remains(tmp_path) == []
 
 
+@pytest.mark.parametrize("kind", ("byte", "char"))
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            lambda file: file.write_text('{"text": "\u00e9"}\n{"text": "b"}\n'),
+            "changed while it was prepared; start again$",
+        ),
+        (Path.unlink, "cannot be read: No such file or directory$"),
+    ],
+    ids=["other", "gone"],
+)
+def test_a_text_that_changes_while_it_is_prepared_leaves_nothing(
+    change, reason, kind, load, many, tmp_path, monkeypatch
+):
+    """Else the cache would hold it as what it was before. A char tokenizer may have no token for it."""
+    real = shards.token_chunks
+
+    def meanwhile(*arguments):
+        if many.exists():
+            change(many)
+        return real(*arguments)
+
+    monkeypatch.setattr(shards, "token_chunks", meanwhile)
+    with pytest.raises(InputError, match=f"^{many}: {reason}"):
+        load(many, kind)
+    assert remains(tmp_path) == []
+
+
 # The manifest of a source
 
 
