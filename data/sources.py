@@ -178,7 +178,7 @@ def _read_files(config, paths):
             text = TextFile(path, config.errors)
             start = list(islice(text, 2))
             yield from [text] if len(start) > 1 else start
-        elif path.stat().st_size:
+        else:
             yield from _read_table(config, path)
 
 
@@ -187,14 +187,15 @@ def _read_table(config, path):
     # missing, and guesses a column's type from its first rows.
     read = {".csv": _csv_column, ".parquet": _parquet_column}.get(_suffix(path), _json_column)
     try:
-        yield from _texts(config, path, read(config, path))
+        if path.stat().st_size:
+            yield from _texts(config, path, read(config, path))
     except InputError:
         raise
     except UnicodeDecodeError:  # it knows the place in a block, not in the file
         for _ in TextFile(path, "strict"):
             pass
     except (OSError, ValueError, EOFError, RecursionError, csv.Error, zlib.error) as error:  # pyarrow's too
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _texts(config, name, values):
@@ -216,7 +217,9 @@ def _csv_column(config, path):
     with io.TextIOWrapper(open_unpacked(path), encoding="utf-8-sig", errors=config.errors, newline="") as file:
         rows, line = csv.reader(file, strict=True), 1  # the line on which a row begins: it may span several
         try:
-            header = next(filter(None, rows), [])
+            header = next(filter(None, rows), None)
+            if header is None:
+                return
             _check_column(config, path, header)
             place = header.index(config.text_column)
             line = rows.line_num + 1
@@ -264,7 +267,8 @@ def _json_column(config, path):
             raise InputError(f"{path}, row {number}: expected a JSON object, got {ascii(row)[:40]}")
         columns.update(row)
         yield row.get(config.text_column)
-    _check_column(config, path, columns)
+    if columns:
+        _check_column(config, path, columns)
 
 
 def _json_rows(config, path):

@@ -875,6 +875,40 @@ def test_every_row_of_a_table_is_a_document(suffix, load, tmp_path):
     assert {*in_order(corpus)} == {'two\nlines, "quoted"', "NA", " é 😀\r\n"}
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", b""),
+        ("a.jsonl", b"\n"),
+        ("a.jsonl.gz", gzip.compress(b"", mtime=0)),
+        ("a.json", b"[]"),
+        ("a.csv", b"\xef\xbb\xbf"),
+        ("a.csv", b"\n"),
+        ("a.csv", b"text\n"),
+        ("a.parquet", b""),
+    ],
+)
+def test_a_table_without_rows_among_others_adds_nothing(name, content, folder, read):
+    """However its format writes that; alone it is no text."""
+    source = folder("b.txt")
+    (source / name).write_bytes(content)
+    assert read(source) == (["b.txt"], ["v"])
+    with pytest.raises(InputError, match="no text in it$"):
+        read(source / name)
+
+
+def test_a_table_that_vanishes_while_the_text_is_read_is_named(folder, read, monkeypatch):
+    source, real = folder("a.txt b.jsonl"), sources.TextFile
+
+    def meanwhile(*arguments):
+        (source / "b.jsonl").unlink()
+        return real(*arguments)
+
+    monkeypatch.setattr(sources, "TextFile", meanwhile)
+    with pytest.raises(InputError, match="b.jsonl: No such file or directory$"):
+        read(source)
+
+
 @pytest.mark.parametrize("suffix", WRITERS)
 def test_an_unknown_column_names_those_there_are(suffix, load, tmp_path):
     path = tmp_path / f"a{suffix}"
