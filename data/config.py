@@ -15,9 +15,9 @@ ROUND = 4096  # sequences in which the sources of a mixture have their exact sha
 class TokenizerConfig(FrozenConfig):
     kind: Literal["byte", "char", "bpe"] = "bpe"
     """One token per UTF-8 byte, one per character of the corpus, or byte-level byte-pair encoding."""
-    vocab_size: int = Field(4096, ge=257)
+    vocab_size: int = Field(4096, ge=257, le=2**20)
     """Size of a bpe vocabulary, including the 256 bytes and end-of-text; byte and char ignore it."""
-    folder: str | None = None
+    folder: str | None = Field(None, min_length=1)
     """Folder whose tokenizer.json is taken as it is, which leaves no matter to kind and vocab_size. Its <|endoftext|>
     parts documents, or else the token that its files name as the end."""
 

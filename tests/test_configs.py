@@ -99,6 +99,8 @@ def test_null_means_what_the_description_says(load):
         ("seed: -1", ["seed", "-1"]),
         (f"seed: {2**64}", ["seed", str(2**64)]),
         ("data: {tokenizer: {vocab_size: 256}}", ["data.tokenizer.vocab_size", "256", "257"]),
+        ("data: {tokenizer: {vocab_size: 1048577}}", ["data.tokenizer.vocab_size: 1048577", "equal to 1048576"]),
+        ("data: {tokenizer: {folder: ''}}", ["data.tokenizer.folder: ''", "at least 1 character"]),
     ],
 )
 def test_what_is_refused_is_named_with_its_value_and_what_is_allowed(load, text, expected):
