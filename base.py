@@ -123,10 +123,14 @@ def replace_text(file: Path, text: str, end: str = "partial") -> None:
     end: of the name under which it is written first, another for each of several processes that may write the same.
     """
     beside = file.with_name(f".{file.name}.{end}")
-    with beside.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        flush(stream)
-    beside.replace(file)
+    try:
+        with beside.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            flush(stream)
+        beside.replace(file)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

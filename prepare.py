@@ -3,7 +3,7 @@
 import sys
 from argparse import Namespace
 
-from base import ArgumentParser, input_errors_end_the_program, lasting_imports
+from base import ArgumentParser, input_errors_end_the_program, lasting_imports, printable
 
 
 def parse_arguments() -> Namespace:
@@ -23,9 +23,8 @@ def main() -> None:
 
         corpus = load_corpus(load_config(args.config, args.overrides).data)
         for part in corpus.parts:
-            print(
-                f"{part.name}: {len(part.train):,} tokens to train on, {len(part.val):,} to validate", file=sys.stderr
-            )
+            sizes = f"{len(part.train):,} tokens to train on, {len(part.val):,} to validate"
+            print(f"{printable(part.name)}: {sizes}", file=sys.stderr)
 
 
 if __name__ == "__main__":

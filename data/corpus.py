@@ -242,7 +242,7 @@ def _write_entry(folder, config, content, splits, given):
         for key in ("bytes", "tokens")
     )
     print(
-        f"tokenized {name}: {bytes_} bytes of text (training + validation) are {tokens} tokens, "
+        f"tokenized {printable(name)}: {bytes_} bytes of text (training + validation) are {tokens} tokens, "
         f"in {time.monotonic() - start:.1f} s",
         file=sys.stderr,
     )
@@ -285,5 +285,5 @@ def _read_entry(folder, config, given):
         if error.errno not in (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
             raise
         return None
-    except (EOFError, ValueError, KeyError, TypeError):
+    except (EOFError, ValueError, LookupError, TypeError, AttributeError):
         return None

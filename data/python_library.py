@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
-from base import InputError, expanded, writing
+from base import InputError, expanded, replace_text, writing
 from data.config import DataConfig
 
 _NOT_THE_LIBRARY = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages", "__pycache__"}
@@ -26,11 +26,11 @@ def python_docs(config: DataConfig) -> Iterator[str]:
     cached = expanded(config.cache_dir) / f"docstrings-{sha256(b''.join(sources)).hexdigest()[:20]}.json"
     try:
         docstrings = json.loads(cached.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # missing, or not written to its end
+    except (OSError, ValueError):  # missing or damaged
         with writing(f"data.cache_dir {config.cache_dir!r}"):
             cached.parent.mkdir(parents=True, exist_ok=True)
             docstrings = _docstrings(sources)
-            cached.write_text(json.dumps(docstrings), encoding="utf-8")
+            replace_text(cached, json.dumps(docstrings), str(os.getpid()))
     yield from dict.fromkeys([*(topics[name] for name in sorted(topics)), *docstrings])
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy
 from tokenizers import Tokenizer
 
-from base import flush, replace_text
+from base import flush, printable, replace_text
 from data.config import TokenizerConfig
 from data.documents import Document
 from data.encoding import token_chunks
@@ -55,7 +55,7 @@ def write_streams(
         replace_text(folder / MANIFEST, json.dumps(manifest, indent=2))
         if time.monotonic() - told > _SECONDS_BETWEEN_LINES:
             done = sum(size["bytes"] for size in manifest[name]["sources"])
-            print(f"tokenizing {about['source']}: {done:,} bytes of {name} so far", file=sys.stderr)
+            print(f"tokenizing {printable(about['source'])}: {done:,} bytes of {name} so far", file=sys.stderr)
             told = time.monotonic()
 
     for name, sources in streams.items():

@@ -11,6 +11,7 @@ import pytest
 
 import compare
 import generate
+import prepare
 import train
 from base import input_errors_end_the_program
 from tiny import call, config_file, trained
@@ -97,6 +98,14 @@ def test_text_of_strangers_in_an_error_cannot_steer_the_terminal(tmp_path, capsy
     (tmp_path / "a.csv").write_text("\x1b[2Jbody\x07,\u202eother\ntext,text\n", encoding="utf-8")
     line = refusal(capsys, train, config_file(tmp_path), f"data.source={tmp_path / 'a.csv'}")
     assert r"got \x1b[2Jbody\x07, \u202eother" in line and line.isprintable()
+
+
+def test_the_name_of_a_text_cannot_steer_the_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("data.shards._SECONDS_BETWEEN_LINES", -1)
+    (tmp_path / "\x1b[2Ja.txt").write_text("text " * 100)
+    assert call(prepare, config_file(tmp_path), rf'data.source="{tmp_path}/\e[2Ja.txt"') == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 2 and all(line.isprintable() and r"/\x1b[2Ja.txt: " in line for line in lines)
 
 
 def test_a_config_that_is_not_there(tmp_path, capsys):

@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import sysconfig
@@ -380,6 +381,14 @@ def test_a_damaged_entry_is_made_again(name, damage, load, many, tmp_path):
         path.write_bytes({"truncate": content[:-20], "empty": b"", "header": b"#" * 20 + content[20:]}[damage])
     assert load(many).train.tolist() == good
     assert path.read_bytes() == content or name == "corpus.json"
+
+
+@pytest.mark.parametrize("damage", [{"train": []}, {"train": {"sources": []}}], ids=str)
+def test_an_entry_of_another_shape_is_made_again(damage, load, many, tmp_path):
+    good, manifest = load(many).train.tolist(), entries(tmp_path)[0]
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(content | damage))
+    assert load(many).train.tolist() == good and json.loads(manifest.read_text()) == content
 
 
 def test_an_entry_that_cannot_be_read_is_not_made_again(load, many, tmp_path, monkeypatch):
@@ -1330,6 +1339,18 @@ def test_the_standard_library_as_a_corpus(load, tmp_path, monkeypatch, full):
     assert load("python_docs").hash == corpus.hash, "docstrings that were not written to the end are made again"
     monkeypatch.setattr(python_library, "_docstrings", None)
     assert load("python_docs", "char").hash == corpus.hash
+
+
+def test_docstrings_that_a_full_disk_cuts_short_leave_nothing(load, tmp_path, monkeypatch):
+    monkeypatch.setattr(python_library, "_docstrings", lambda _: ["x" * 10_000])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
+    try:
+        with pytest.raises(InputError, match="data.cache_dir .*cannot be written: File too large$"):
+            load("python_docs")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert remains(tmp_path) == []
 
 
 def test_the_library_s_source_leaves_out_tests_and_other_encodings():
