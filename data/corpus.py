@@ -21,7 +21,7 @@ from base import InputError, expanded, printable, reading, writing
 from data.config import DataConfig
 from data.documents import Slice, parts
 from data.hashing import content, digest, state
-from data.shards import MANIFEST, write_streams
+from data.shards import MANIFEST, token_type, write_streams
 from data.sources import open_source
 from data.tokenizer import FolderTokenizer, load_tokenizer, train_tokenizer
 
@@ -44,7 +44,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Corpus:
-    """train, val: 1-D memory maps of token ids (uint16, or uint32 for a vocabulary above 65,536), with an end-of-text
+    """train, val: 1-D memory maps of token ids (uint16, or uint32 where the highest is above 65,535), with an end-of-text
     token before each document; val is the part that data.val_part names. hash: SHA-256 of the whole text alone, of a
     mixture that of its sources' hashes. end_of_text: that token's id. files: of the tokenizer, for a checkpoint.
     train_bytes, val_bytes: UTF-8 bytes of the text. parts: of a mixture one for each source, in order; else one, of all.
@@ -258,13 +258,15 @@ def _read_entry(folder, config, given):
     streams = {"train": "train", "val": "val" if config.val_part == "all" else config.val_part}
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        tokenizer = given or FolderTokenizer.ours(load_tokenizer(folder))
         tokens, sizes, stretches = {}, {}, {}
         for key, stream in streams.items():
             tokens[key] = numpy.load(folder / f"{stream}.npy", mmap_mode="r")
             # a text prepared by an earlier version is one source
             sizes[key] = manifest[stream].get("sources", [manifest[stream]])
             ends = [*accumulate(size["tokens"] for size in sizes[key])]
-            if len(tokens[key]) != ends[-1]:
+            # an earlier version cut ids with gaps to the width of their number
+            if len(tokens[key]) != ends[-1] or tokens[key].dtype != token_type(tokenizer.tokenizer):
                 return None
             stretches[key] = [tokens[key][start:end] for start, end in zip([0, *ends], ends)]
         bytes_ = {key: [size["bytes"] for size in sizes[key]] for key in streams}
@@ -274,7 +276,7 @@ def _read_entry(folder, config, given):
         parts = zip(named, stretches["train"], stretches["val"], bytes_["val"])
         return Corpus(
             **tokens,
-            **vars(given or FolderTokenizer.ours(load_tokenizer(folder))),
+            **vars(tokenizer),
             hash=manifest["hash"],
             train_bytes=sum(bytes_["train"]),
             val_bytes=sum(bytes_["val"]),

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy
 from tokenizers import Tokenizer
 
+from base import InputError
 from data.config import TokenizerConfig
 from data.documents import END_OF_TEXT, Document, parts
 
@@ -105,8 +106,12 @@ def _encoder(tokenizer, config, end):
 
     def pieces_alone(batch):
         texts = [piece.decode() for piece in batch[1:] if piece != _MARK]
-        found = (each.ids for each in tokenizer.encode_batch_fast(texts, add_special_tokens=False))
-        ids = ([end] if piece == _MARK else next(found) for piece in batch[1:])
+        try:
+            found = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        except Exception:  # tokenizers raises nothing narrower
+            reason = without_token(tokenizer, texts)
+            raise InputError(f"data.tokenizer.folder {config.folder!r}: {reason}") from None
+        ids = ([end] if piece == _MARK else next(found).ids for piece in batch[1:])
         return numpy.fromiter(chain.from_iterable(ids), numpy.uint32)
 
     def bytes_themselves(batch):
@@ -127,6 +132,28 @@ def _encoder(tokenizer, config, end):
         return numpy.frombuffer(all_ids.buffers()[1], numpy.uint32, len(all_ids))[1:]
 
     return pieces_alone if config.folder else bytes_themselves if config.kind == "byte" else encode
+
+
+def without_token(tokenizer: Tokenizer, texts: list[str]) -> str:
+    """What is wrong with texts that a tokenizer fails on: the characters or words, up to five, that it has no token for."""
+    found = dict.fromkeys(piece for text in texts for piece in _pre_tokenized(tokenizer, text))
+    unknown = islice((f"{ascii(piece):.60}" for piece in found if _fails(tokenizer, piece)), 5)
+    return f"the tokenizer has no token for {', '.join(unknown)}"
+
+
+def _fails(tokenizer, text):
+    try:
+        tokenizer.encode(text)
+    except Exception:
+        return True
+    return False
+
+
+def _pre_tokenized(tokenizer, text):
+    try:
+        return [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+    except Exception:  # it has no pre-tokenizer, or the text an unpaired surrogate
+        return text
 
 
 def _as_arrow(numbers):

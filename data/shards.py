@@ -19,7 +19,7 @@ from base import flush, printable, replace_text
 from data.config import TokenizerConfig
 from data.documents import Document
 from data.encoding import token_chunks
-from data.tokenizer import load_tokenizer, tokenizer_files
+from data.tokenizer import highest_id, load_tokenizer, tokenizer_files
 
 MANIFEST = "corpus.json"
 _SHARD = 32  # chunks, 2 MB of text each: what a kill costs at most
@@ -66,9 +66,13 @@ def write_streams(
             )
             for text, room in zip(sources, rooms)
         ]
-        dtype = numpy.dtype("<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4")
-        _write_stream(folder / f"{name}.npy", dtype, chunks_of, manifest[name]["sources"], finish_shard)
+        _write_stream(folder / f"{name}.npy", token_type(tokenizer), chunks_of, manifest[name]["sources"], finish_shard)
     return manifest
+
+
+def token_type(tokenizer: Tokenizer) -> numpy.dtype:
+    """That of token files, which holds every id."""
+    return numpy.dtype("<u2" if highest_id(tokenizer) < 2**16 else "<u4")
 
 
 def _begun(folder):

@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from base import InputError, expanded, find_checkpoint, read_optional_json
 from data.config import TokenizerConfig
 from data.documents import END_OF_TEXT, Document, parts
-from data.encoding import pieces
+from data.encoding import pieces, without_token
 
 _BPE_TRAINING_CHARACTERS = 20_000_000  # more text changes few merges and costs 0.2 s per million
 
@@ -62,7 +62,7 @@ class FolderTokenizer:
         """InputError: missing or broken, or without a token that ends a text."""
         place = find_checkpoint(expanded(folder))
         tokenizer = load_tokenizer(place)
-        own, count = tokenizer.token_to_id(END_OF_TEXT), 1 + max(tokenizer.get_vocab().values())
+        own, count = tokenizer.token_to_id(END_OF_TEXT), 1 + highest_id(tokenizer)
         ends = [*dict.fromkeys([own] * (own is not None) + named_tokens(place, tokenizer, "eos", count))]
         if not ends:
             raise InputError(
@@ -112,22 +112,28 @@ def check_ids(file: Path, ids: list[int], vocab_size: int) -> None:
         raise InputError(f"{file}: has token id {max(ids)}, but the model has only {vocab_size} tokens")
 
 
+def highest_id(tokenizer: Tokenizer) -> int:
+    """The highest token id, which where ids have gaps is not their number; -1 without any."""
+    return max(tokenizer.get_vocab().values(), default=-1)
+
+
 def text_ids(tokenizer: Tokenizer, end_of_text: int) -> set[int]:
-    """All ids that texts become: special tokens, but for that which parts documents, are not among them."""
+    """All ids that texts become: of special tokens, that which parts documents and that for what is unknown."""
     special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    return {*tokenizer.get_vocab().values()} - special | {end_of_text}
+    model = json.loads(tokenizer.to_str())["model"]
+    unknown = model.get("unk_id", tokenizer.token_to_id(model.get("unk_token") or ""))
+    return {*tokenizer.get_vocab().values()} - special | {end_of_text} | {unknown} - {None}
 
 
 def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
     """Token ids of a text, plus any that another model's post-processor adds (ours have none), unless told not to.
 
-    InputError: characters that are not in a char tokenizer's vocabulary.
+    InputError: characters or words that the tokenizer has no token for.
     """
     try:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
     except Exception:  # tokenizers raises nothing narrower
-        unknown = sorted(set(text) - tokenizer.get_vocab().keys(), key=text.index)
-        raise InputError(f"the tokenizer has no token for {', '.join(map(ascii, unknown[:5]))}") from None
+        raise InputError(without_token(tokenizer, [text])) from None
 
 
 def tokenizer_files(tokenizer: Tokenizer, end_of_text: str = END_OF_TEXT) -> dict[str, str]:

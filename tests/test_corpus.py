@@ -21,6 +21,7 @@ import numpy
 import pyarrow.parquet
 import pytest
 from pydantic import ValidationError
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from base import InputError
 from data import corpus as module
@@ -313,14 +314,62 @@ def test_end_of_text_written_in_the_text_is_text(kind, load_file):
     assert documents(load_file(text, kind), "train") == [text[: len(text) * 9 // 10]]
 
 
-@pytest.mark.parametrize(("vocabulary", "dtype"), [(300, numpy.uint16), (70_000, numpy.uint32)])
-def test_token_files_are_as_wide_as_the_vocabulary_needs(vocabulary, dtype, load_file, monkeypatch):
+@pytest.mark.parametrize(("highest", "dtype"), [(299, numpy.uint16), (65_536, numpy.uint32)])
+def test_token_files_are_as_wide_as_the_highest_id_needs(highest, dtype, load_file, monkeypatch):
     text = "".join(map(chr, range(0x4E00, 0x4E00 + 20_000)))
-    if vocabulary > 2**16:
-        monkeypatch.setattr(module.Tokenizer, "get_vocab_size", lambda self: vocabulary)
+    monkeypatch.setattr(shards, "highest_id", lambda _: highest)
     corpus = load_file(text, "bpe")
     assert isinstance(corpus.train, numpy.memmap) and corpus.train.dtype == corpus.val.dtype == dtype
     assert documents(corpus, "val") == [text[18_000:]]
+
+
+@pytest.fixture
+def load_with(tmp_path):
+    """Loads a text with a tokenizer of another's folder."""
+
+    def load_with(tokenizer, text):
+        (place := tmp_path / "theirs").mkdir(exist_ok=True)
+        tokenizer.save(str(place / "tokenizer.json"))
+        (place / "config.json").write_text("{}")
+        (tmp_path / "a.txt").write_text(text)
+        config = {"tokenizer": {"folder": str(place)}, "cache_dir": str(tmp_path / "cache")}
+        return load_corpus(DataConfig(source=str(tmp_path / "a.txt"), **config))
+
+    return load_with
+
+
+def words(model):
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer
+
+
+def test_ids_with_gaps_are_not_cut(load_with, monkeypatch):
+    """Where an earlier version had done so, they are made again."""
+    tokenizer = words(models.WordLevel({"lorem": 5, "ipsum": 70_000, END_OF_TEXT: 70_001}))
+    with monkeypatch.context() as patch:
+        for each in (module, shards):
+            patch.setattr(each, "token_type", lambda _: numpy.dtype("<u2"), raising=False)
+        load_with(tokenizer, "lorem ipsum " * 10)
+    assert load_with(tokenizer, "lorem ipsum " * 10).train.tolist() == [70_001, *[5, 70_000] * 9]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "unknown"),
+    [
+        (train_tokenizer(TokenizerConfig(kind="char"), ["lorem "]), r"'Z', '\\u2603'"),
+        (words(models.WordLevel({"lorem": 0}, unk_token="[UNK]")), r"'loZ', '\\u2603', 'Zlo'"),
+        (words(models.WordPiece({"lorem": 0}, unk_token="[UNK]")), r"'loZ', '\\u2603', 'Zlo'"),
+        (words(models.Unigram([(letter, -1.0) for letter in "lorem"])), r"'loZ', '\\u2603', 'Zlo'"),
+    ],
+    ids=["char", "WordLevel", "WordPiece", "Unigram"],
+)
+def test_what_another_s_tokenizer_has_no_token_for_is_named(tokenizer, unknown, load_with):
+    with pytest.raises(
+        InputError, match=f"^data.tokenizer.folder '.*theirs': the tokenizer has no token for {unknown}$"
+    ):
+        load_with(tokenizer, "lorem loZ \u2603 Zlo " + "lorem " * 7)
 
 
 # The cache

@@ -15,7 +15,7 @@ from data import tokenizer as module
 from data.config import TokenizerConfig
 from data.documents import END_OF_TEXT
 from data.encoding import pieces, token_chunks
-from data.tokenizer import encode, load_tokenizer, tokenizer_files, train_tokenizer
+from data.tokenizer import encode, load_tokenizer, text_ids, tokenizer_files, train_tokenizer
 
 KINDS = ("byte", "char", "bpe")
 SAMPLE = f"  The quick\t fox's don't-care\r\n\r\n\n   naïve 北京 \x00 😀👩‍👩‍👧 e\u0301 \u2028\ufeff {END_OF_TEXT}\n  "
@@ -136,6 +136,23 @@ def test_a_foreign_tokenizer_keeps_its_first_token_but_no_length_limit(tmp_path)
     foreign.enable_padding(length=9)
     foreign.save(str(tmp_path / "tokenizer.json"))
     assert encode(load_tokenizer(tmp_path), "a b a b") == [0, 1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.WordLevel({"a": 0, END_OF_TEXT: 1, "<s>": 2, "<unk>": 3}, unk_token="<unk>"),
+        models.Unigram([("a", -1.0), (END_OF_TEXT, -1.0), ("<s>", -1.0), ("<unk>", -1.0)], unk_id=3),
+    ],
+    ids=["WordLevel", "Unigram"],
+)
+def test_the_ids_of_texts_are_those_that_encoding_gives(model):
+    """That of the unknown too, though it is special; the model's embeddings go as far as they do."""
+    tokenizer = Tokenizer(model)
+    tokenizer.add_special_tokens([END_OF_TEXT, "<s>", "<unk>"])
+    assert encode(tokenizer, "Z") == [3]
+    assert text_ids(tokenizer, 1) == {0, 1, 3}
+    assert text_ids(trained("byte"), 256) == {*range(257)}
 
 
 def test_training_is_deterministic():
