@@ -60,6 +60,7 @@ def state(*sources: Streams) -> list[list]:
 def _read(streams, config):
     whole, count, empty = sha256(), 0, 0
     for split, documents in streams.items():
+        before = count
         for document in documents():
             if not document:
                 empty += 1
@@ -72,6 +73,8 @@ def _read(streams, config):
             for part in _encoded(document):
                 whole.update(part)
             count += 1
+        if count == before:  # other than a source that has no such split, so that it takes none of that one's entries
+            whole.update(f"no {split} ".encode())
     return Content(whole.hexdigest(), count, empty)
 
 
