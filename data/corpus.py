@@ -22,7 +22,7 @@ from data.config import DataConfig
 from data.documents import Slice, parts
 from data.hashing import content, digest, state
 from data.shards import MANIFEST, token_type, write_streams
-from data.sources import open_source
+from data.sources import HubError, open_source
 from data.tokenizer import FolderTokenizer, load_tokenizer, train_tokenizer
 
 UNDIVIDED = "only a single document is itself divided: join the files into one, or name them train.* and validation.*"
@@ -171,8 +171,8 @@ def _make_entry(folder, config, content, splits, given, check_unchanged):
                 _write_entry(work, config, content, splits, given)
             finally:  # also where it failed, or was interrupted: what is there is of no text that has this hash
                 check_unchanged()
-        except Exception:  # but not when killed, nor where a network failed that will work again
-            if not (any(each.streaming for each in config.each()) and (work / MANIFEST).is_file()):
+        except Exception as error:  # but not when killed, nor where a network failed that will work again
+            if not (isinstance(error, HubError) and (work / MANIFEST).is_file()):
                 shutil.rmtree(work)
             raise
         shutil.rmtree(folder, ignore_errors=True)  # if damaged

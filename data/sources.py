@@ -14,7 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import islice, takewhile
 from pathlib import Path
 from types import MappingProxyType
@@ -32,6 +32,10 @@ _VALIDATION = ("validation", "valid", "val", "dev", "eval", "evaluation")
 _SPLITS = {"train": ("train", "training"), "validation": _VALIDATION, "test": ("test", "testing")}
 _SPLIT_OF = {word: split for split, words in _SPLITS.items() for word in words}
 _NUMBER = re.compile(r"[-_.]?\d+(-of-\d+(-[0-9a-f]+)?)?$")  # as in train-00000-of-00002, and with a hash after it
+
+
+class HubError(InputError):
+    """A data set that the Hugging Face hub does not give, now."""
 
 
 class Streams(dict[str, Callable[[], Iterator[Document]]]):
@@ -52,13 +56,16 @@ class Streams(dict[str, Callable[[], Iterator[Document]]]):
 @reading()
 def open_source(config: DataConfig) -> Streams:
     """The streams of a source; InputError if it cannot be found."""
-    source = config.source
-    if config.revision or config.streaming:
-        is_ours = source in _BUILT_IN or source.startswith(synthetic.PREFIX) or Path(source).exists()
+    source, path = config.source, expanded(config.source)
+    is_saved = path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    of_hub = [key for key in ("streaming", "revision", "subset") if getattr(config, key)]
+    of_hub += ["split"] * (config.split != "train" and not is_saved)
+    if of_hub:
+        is_ours = source in _BUILT_IN or source.startswith(synthetic.PREFIX) or path.exists()
         if is_ours or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
-            key = "streaming" if config.streaming else "revision"
-            raise InputError(f"data.{key}: expected the name of a Hugging Face data set as data.source, got {source!r}")
-    path = expanded(source)
+            raise InputError(
+                f"data.{of_hub[0]}: expected the name of a Hugging Face data set as data.source, got {source!r}"
+            )
     if source == _BUILT_IN[0]:
         return Streams(train=partial(python_docs, config))
     if source == _BUILT_IN[1]:
@@ -66,7 +73,6 @@ def open_source(config: DataConfig) -> Streams:
     if task := synthetic.task_of(source):
         return Streams({split: partial(synthetic.documents, task, split) for split in synthetic.DOCUMENTS})
     if path.is_dir():
-        is_saved = (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
         return _saved_dataset(config, path) if is_saved else _files(config, _inside(path), path)
     if path.is_file():
         if _suffix(path) not in _SUFFIXES:
@@ -325,7 +331,7 @@ def _hub_errors(config):
         raise
     except Exception as error:  # network, authorization, unknown names, broken files
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(
+        raise HubError(
             f"data.source {config.source!r}: no such file or folder, and as a Hugging Face data set: {reason} "
             "(HF_HUB_OFFLINE=1 uses one that was downloaded before)"
         ) from None
@@ -351,6 +357,7 @@ def _hub_stream(config):
                 text.encode()  # an unpaired surrogate has no bytes, which is for this place to say
                 yield text
 
+    @cache  # of requests
     def own():
         import datasets  # takes 2 s to load
 
@@ -367,6 +374,9 @@ def _hub_stream(config):
             yield text
 
     def train():
+        if not any(validation()):
+            size = f"4 * data.val_fraction {config.val_fraction} * data.max_tokens {config.max_tokens}"
+            raise InputError(f"data.source {config.source!r}: no text to validate on in the first {size} bytes")
         held_out = 0 if own() else sum(1 for _ in validation())
         return islice(rows(config.split), held_out, None)
 

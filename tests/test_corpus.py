@@ -419,6 +419,15 @@ def test_where_documents_end_and_which_are_validation_is_part_of_the_hash(load, 
     assert len(hashes) == 3
 
 
+def test_a_validation_split_without_text_takes_no_entry_of_a_source_without_one(load, many):
+    (source := many.parent / "set").mkdir()
+    many.rename(source / "train.jsonl")
+    (source / "valid.jsonl").write_text('{"text": ""}')
+    load(source / "train.jsonl")
+    with pytest.raises(InputError, match="expected documents for training and for validation, got 60 and 0 "):
+        load(source)
+
+
 @pytest.mark.parametrize("name", ("train.npy", "val.npy", "tokenizer.json", "corpus.json"))
 @pytest.mark.parametrize("damage", ("truncate", "empty", "remove", "header"))
 def test_a_damaged_entry_is_made_again(name, damage, load, many, tmp_path):
@@ -585,9 +594,9 @@ def test_a_killed_preparation_goes_on_where_it_stopped(kind, many, tmp_path, mon
         assert not list((tmp_path / str(kills)).glob(".unfinished*"))
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_what_a_stream_gave_before_its_network_failed_is_kept(stream, tmp_path, monkeypatch):
-    """As after a kill; an error in a text of one's own leaves nothing."""
+@pytest.mark.parametrize("failure", [sources.HubError, InputError])
+def test_what_a_stream_gave_before_its_network_failed_is_kept(failure, tmp_path, monkeypatch):
+    """As after a kill; any other error leaves nothing."""
     monkeypatch.setattr(encoding, "_BATCH_BYTES", 8)
     monkeypatch.setattr(shards, "_SHARD", 1)
     texts, is_up = [f"document {n}" for n in range(50)], False
@@ -595,20 +604,34 @@ def test_what_a_stream_gave_before_its_network_failed_is_kept(stream, tmp_path, 
     def read():
         yield from texts[:20]
         if not is_up:
-            raise InputError("no network")
+            raise failure("no network")
         yield from texts[20:]
 
     streams = sources.Streams(train=read, validation=lambda: iter(texts[:2]))
     streams.identity = ("some/set",)  # so that it is not read for its hash
     monkeypatch.setattr(module, "open_source", lambda _: streams)
-    given = {"source": "some/set", "streaming": True, "max_tokens": 10_000} if stream else {"source": "a.txt"}
+    given = {"source": "some/set", "streaming": True, "max_tokens": 10_000}
     config = DataConfig(**given, tokenizer={"kind": "byte"}, cache_dir=str(tmp_path / "cache"))
     with pytest.raises(InputError, match="no network"):
         load_corpus(config)
-    assert len([*(tmp_path / "cache").glob(".unfinished-*/train.npy")]) == stream
+    assert len([*(tmp_path / "cache").glob(".unfinished-*/train.npy")]) == (failure is sources.HubError)
     is_up = True
     assert documents(load_corpus(config), "train") == texts
     assert not [*(tmp_path / "cache").glob(".unfinished-*")]
+
+
+@pytest.mark.parametrize("splits", [["train"], ["train", "validation"]], ids=str)
+def test_a_stream_without_text_to_validate_on_is_refused_before_it_is_tokenized(
+    splits, load, hub, tmp_path, monkeypatch
+):
+    rows = [{"text": ""}, {"text": "longer than four bytes"}] * 9
+    hub(splits, lambda *_, **__: datasets.IterableDataset.from_generator(lambda: iter(rows)))
+    monkeypatch.setattr(shards, "_write_stream", None)
+    limit = {"val_fraction": 0.01, "max_tokens": 100}
+    reason = "no text to validate on in the first 4 * data.val_fraction 0.01 * data.max_tokens 100 bytes"
+    with pytest.raises(InputError, match=re.escape(f"data.source 'some/set': {reason}")):
+        load("some/set", revision="a" * 40, streaming=True, **limit)
+    assert remains(tmp_path) == []
 
 
 def test_a_stream_killed_when_it_is_full_takes_no_later_document(tmp_path, monkeypatch, killed_after):
@@ -1318,7 +1341,7 @@ def hub(monkeypatch):
 
     def hub(splits, load_dataset):
         monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda self, name, timeout: None)
-        monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *arguments: splits)
+        monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *_, **__: splits)
         monkeypatch.setattr(datasets, "load_dataset", load_dataset)
 
     return hub
