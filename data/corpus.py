@@ -259,14 +259,14 @@ def _read_entry(folder, config, given):
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         tokenizer = given or FolderTokenizer.ours(load_tokenizer(folder))
-        tokens, sizes, stretches = {}, {}, {}
+        dtype, tokens, sizes, stretches = token_type(tokenizer.tokenizer), {}, {}, {}
         for key, stream in streams.items():
             tokens[key] = numpy.load(folder / f"{stream}.npy", mmap_mode="r")
             # a text prepared by an earlier version is one source
             sizes[key] = manifest[stream].get("sources", [manifest[stream]])
             ends = [*accumulate(size["tokens"] for size in sizes[key])]
             # an earlier version cut ids with gaps to the width of their number
-            if len(tokens[key]) != ends[-1] or tokens[key].dtype != token_type(tokenizer.tokenizer):
+            if len(tokens[key]) != ends[-1] or tokens[key].dtype != dtype:
                 return None
             stretches[key] = [tokens[key][start:end] for start, end in zip([0, *ends], ends)]
         bytes_ = {key: [size["bytes"] for size in sizes[key]] for key in streams}
