@@ -171,8 +171,9 @@ def _make_entry(folder, config, content, splits, given, check_unchanged):
                 _write_entry(work, config, content, splits, given)
             finally:  # also where it failed, or was interrupted: what is there is of no text that has this hash
                 check_unchanged()
-        except Exception as error:  # but not when killed, nor where a network failed that will work again
-            if not (isinstance(error, HubError) and (work / MANIFEST).is_file()):
+        except Exception as error:  # but not when killed, nor where a network or a disk failed that will work again
+            is_kept = any(each.streaming for each in config.each()) and isinstance(error, HubError | OSError)
+            if not (is_kept and (work / MANIFEST).is_file()):
                 shutil.rmtree(work)
             raise
         shutil.rmtree(folder, ignore_errors=True)  # if damaged

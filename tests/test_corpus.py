@@ -594,8 +594,8 @@ def test_a_killed_preparation_goes_on_where_it_stopped(kind, many, tmp_path, mon
         assert not list((tmp_path / str(kills)).glob(".unfinished*"))
 
 
-@pytest.mark.parametrize("failure", [sources.HubError, InputError])
-def test_what_a_stream_gave_before_its_network_failed_is_kept(failure, tmp_path, monkeypatch):
+@pytest.mark.parametrize("failure", [sources.HubError, OSError, InputError])
+def test_what_a_stream_gave_before_its_network_or_the_disk_failed_is_kept(failure, tmp_path, monkeypatch):
     """As after a kill; any other error leaves nothing."""
     monkeypatch.setattr(encoding, "_BATCH_BYTES", 8)
     monkeypatch.setattr(shards, "_SHARD", 1)
@@ -614,7 +614,7 @@ def test_what_a_stream_gave_before_its_network_failed_is_kept(failure, tmp_path,
     config = DataConfig(**given, tokenizer={"kind": "byte"}, cache_dir=str(tmp_path / "cache"))
     with pytest.raises(InputError, match="no network"):
         load_corpus(config)
-    assert len([*(tmp_path / "cache").glob(".unfinished-*/train.npy")]) == (failure is sources.HubError)
+    assert len([*(tmp_path / "cache").glob(".unfinished-*/train.npy")]) == (failure is not InputError)
     is_up = True
     assert documents(load_corpus(config), "train") == texts
     assert not [*(tmp_path / "cache").glob(".unfinished-*")]
