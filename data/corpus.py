@@ -215,16 +215,10 @@ def _write_entry(folder, config, content, splits, given):
         seen = ("train", "val") if config.tokenizer.kind == "char" else ("train",)
         return train_tokenizer(config.tokenizer, *(chain(*(split[key]() for key in seen)) for split in splits))
 
-    about = {
-        "version": _VERSION,
-        "source": name,
-        "hash": content,
-        "config": config.tokenizer.model_dump(exclude={"folder"}),
-    }
     streams = {key: [split[key] for split in splits] for key in splits[0]}
     manifest = write_streams(
         folder,
-        about,
+        {"source": name, "hash": content},
         config.tokenizer,
         train,
         streams,

@@ -25,7 +25,6 @@ from data.config import DataConfig
 from data.documents import REPLACE_HINT, Document, TextFile, open_unpacked
 from data.python_library import python_docs, python_source
 
-_BUILT_IN = ("python_docs", "python_source")
 _SUFFIXES = (".txt", ".json", ".jsonl", ".csv", ".parquet")
 _METADATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # written by datasets
 _VALIDATION = ("validation", "valid", "val", "dev", "eval", "evaluation")
@@ -61,14 +60,14 @@ def open_source(config: DataConfig) -> Streams:
     of_hub = [key for key in ("streaming", "revision", "subset") if getattr(config, key)]
     of_hub += ["split"] * (config.split != "train" and not is_saved)
     if of_hub:
-        is_ours = source in _BUILT_IN or source.startswith(synthetic.PREFIX) or path.exists()
+        is_ours = source in ("python_docs", "python_source") or source.startswith(synthetic.PREFIX) or path.exists()
         if is_ours or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
             raise InputError(
                 f"data.{of_hub[0]}: expected the name of a Hugging Face data set as data.source, got {source!r}"
             )
-    if source == _BUILT_IN[0]:
+    if source == "python_docs":
         return Streams(train=partial(python_docs, config))
-    if source == _BUILT_IN[1]:
+    if source == "python_source":
         return Streams(train=python_source)
     if task := synthetic.task_of(source):
         return Streams({split: partial(synthetic.documents, task, split) for split in synthetic.DOCUMENTS})
