@@ -8,7 +8,6 @@ import inspect
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import sysconfig
@@ -32,6 +31,7 @@ from data.corpus import load_corpus
 from data.documents import END_OF_TEXT
 from data.tokenizer import train_tokenizer
 from settings import one_line
+from tiny import files_of_at_most
 
 TEXTS = [f"document {n}: " + "lorem ipsum, dolor sit " * (n % 5 + 1) for n in range(60)]
 
@@ -1415,13 +1415,8 @@ def test_the_standard_library_as_a_corpus(load, tmp_path, monkeypatch, full):
 
 def test_docstrings_that_a_full_disk_cuts_short_leave_nothing(load, tmp_path, monkeypatch):
     monkeypatch.setattr(python_library, "_docstrings", lambda _: ["x" * 10_000])
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
-    try:
-        with pytest.raises(InputError, match="data.cache_dir .*cannot be written: File too large$"):
-            load("python_docs")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with files_of_at_most(5000), pytest.raises(InputError, match="data.cache_dir .*cannot be written: File too large$"):
+        load("python_docs")
     assert remains(tmp_path) == []
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -124,6 +125,17 @@ def killed_before_step(number: int) -> Iterator[None]:
 
     with before_step(number, stop), pytest.raises(Stopped):
         yield
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Writing past it fails, as on a disk that is full; Python has switched off the signal that comes with it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def trained(folder: Path, *overrides: str) -> Config:
