@@ -34,6 +34,7 @@ class Forest:
     note: str
 
     def cells(self, variant: str) -> list[str]:
+        """What each column says of a variant."""
         return [column.get(variant, "n/a") for column in self.columns.values()]
 
     def place(self, x: float) -> str:

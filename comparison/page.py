@@ -80,10 +80,12 @@ def inline(said: str) -> str:
 
 
 def items(said: list[str]) -> str:
+    """Sentences in Markdown, each an item of a list."""
     return "".join(f"<li>{inline(each)}</li>" for each in said)
 
 
 def table_html(table: Table) -> str:
+    """The table with its title above and its note below."""
     cells = _cells(table.title, table.header, table.rows)
     return f'<h2>{escape(table.title)}</h2>{cells}<p class="note">{inline(table.note)}</p>'
 

@@ -25,6 +25,7 @@ class Finding:
 
     @property
     def is_compared(self) -> bool:
+        """Whether there is a difference to the baseline."""
         return self.value is not None and self.kind not in ("not compared", "baseline")
 
 

@@ -13,6 +13,8 @@ ROUND = 4096  # sequences in which the sources of a mixture have their exact sha
 
 
 class TokenizerConfig(FrozenConfig):
+    """How text becomes tokens."""
+
     kind: Literal["byte", "char", "bpe"] = "bpe"
     """One token per UTF-8 byte, one per character of the corpus, or byte-level byte-pair encoding."""
     vocab_size: int = Field(4096, ge=257, le=2**20)
@@ -69,6 +71,8 @@ class WeightedConfig(SourceConfig):
 
 
 class DataConfig(SourceConfig):
+    """The text that a run trains and is evaluated on, of one source or a mixture."""
+
     source: Annotated[str, Field(min_length=1)] | None = "python_docs"
     """python_docs, python_source, a txt, json, jsonl, csv or parquet file, a folder or glob of such files, a folder
     written by datasets' save_to_disk, the name of a Hugging Face data set, or synthetic/ and one of copy, reverse,

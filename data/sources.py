@@ -57,7 +57,7 @@ def open_source(config: DataConfig) -> Streams:
     """The streams of a source; InputError if it cannot be found."""
     source, path = config.source, expanded(config.source)
     is_saved = path.is_dir() and any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
-    of_hub = [key for key in ("streaming", "revision", "subset") if getattr(config, key)]
+    of_hub = [key for key in ("streaming", "revision") if getattr(config, key)]
     of_hub += ["split"] * (config.split != "train" and not is_saved)
     if of_hub:
         is_ours = source in ("python_docs", "python_source") or source.startswith(synthetic.PREFIX) or path.exists()

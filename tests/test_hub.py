@@ -154,9 +154,7 @@ def test_a_stream_is_a_commit_and_read_as_far_as_it_is_used(tmp_path):
     assert len(said) == 1 and "trian" in said[0] and not [*caches[3].glob("*/*")]
 
 
-@pytest.mark.parametrize(
-    "given", [{"revision": "main"}, {"streaming": True, "max_tokens": 9}, {"subset": "small"}, {"split": "test"}]
-)
+@pytest.mark.parametrize("given", [{"revision": "main"}, {"streaming": True, "max_tokens": 9}, {"split": "test"}])
 @pytest.mark.parametrize("source", ["python_docs", "texts/*.txt", "/a/b.jsonl", "synthetic/copy"])
 def test_what_is_not_of_the_hub_has_no_key_of_its_data_sets(given, source):
     with pytest.raises(InputError, match=f"data.{[*given][0]}: expected the name of a Hugging Face data set"):
