@@ -88,11 +88,12 @@ def lasting_imports():
     The collector would look through it again and again as it grows, and once more at the end: a third of the time that
     PyTorch takes to come and go.
     """
+    before = len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
-        if not gc.get_freeze_count():  # else whoever calls a program's main() again and again would keep its garbage
+        if len(sys.modules) > before:  # whoever calls a program's main() again would keep the garbage of the last call
             gc.freeze()
         gc.enable()
 

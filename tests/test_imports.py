@@ -1,6 +1,7 @@
 """Who may import whom, and what a program loads before it has something to do."""
 
 import ast
+import gc
 import re
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from base import lasting_imports
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted(
@@ -198,3 +201,10 @@ sys.argv[1:] = ["nowhere"]
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("error: nowhere") and done.stderr.count("\n") == 1
     assert done.stdout.split() == ["True", "True", "False"]
+
+
+def test_what_there_is_at_a_second_call_of_a_program_is_collected():
+    frozen = gc.get_freeze_count()
+    with lasting_imports():
+        garbage = [[]]
+    assert garbage and gc.get_freeze_count() == frozen and gc.isenabled()

@@ -41,6 +41,14 @@ from training.run import RunFolder
 # Signals
 
 
+@pytest.fixture(autouse=True)
+def no_nohup():
+    """Under which the tests themselves may run."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def signals_in_step(step, *numbers):
     """This process gets these signals while it is at a step."""
     return before_step(step, lambda _: [os.kill(os.getpid(), number) for number in numbers])
