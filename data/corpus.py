@@ -23,7 +23,7 @@ from data.documents import Slice, parts
 from data.hashing import content, digest, state
 from data.shards import MANIFEST, token_type, write_streams
 from data.sources import HubError, open_source
-from data.tokenizer import FolderTokenizer, load_tokenizer, train_tokenizer
+from data.tokenizer import CorpusTokenizer, load_tokenizer, train_tokenizer
 
 UNDIVIDED = "only a single document is itself divided: join the files into one, or name them train.* and validation.*"
 HALVES = ("tuning", "reporting")  # of the validation text
@@ -70,7 +70,7 @@ def load_corpus(config: DataConfig) -> Corpus:
     A killed preparation is continued. Where a text is prepared and its files are unchanged, this reads none of it.
     InputError: a source that cannot be found or read or has too little text, a cache_dir that cannot be written.
     """
-    given = FolderTokenizer.of(config.tokenizer.folder) if config.tokenizer.folder else None
+    given = CorpusTokenizer.of(config.tokenizer.folder) if config.tokenizer.folder else None
     opened = [(each, open_source(each)) for each in config.each()]
     files = state(*(streams for _, streams in opened))
     contents = [content(streams, each) for each, streams in opened]
@@ -253,8 +253,8 @@ def _read_entry(folder, config, given):
     streams = {"train": "train", "val": "val" if config.val_part == "all" else config.val_part}
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        tokenizer = given or FolderTokenizer.ours(load_tokenizer(folder))
-        dtype, tokens, sizes, stretches = token_type(tokenizer.tokenizer), {}, {}, {}
+        own = given or CorpusTokenizer.ours(load_tokenizer(folder))
+        dtype, tokens, sizes, stretches = token_type(own.tokenizer), {}, {}, {}
         for key, stream in streams.items():
             tokens[key] = numpy.load(folder / f"{stream}.npy", mmap_mode="r")
             # a text prepared by an earlier version is one source
@@ -271,7 +271,7 @@ def _read_entry(folder, config, given):
         parts = zip(named, stretches["train"], stretches["val"], bytes_["val"])
         return Corpus(
             **tokens,
-            **vars(tokenizer),
+            **vars(own),
             hash=manifest["hash"],
             train_bytes=sum(bytes_["train"]),
             val_bytes=sum(bytes_["val"]),

@@ -43,9 +43,9 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
 
 
 @dataclass(frozen=True)
-class FolderTokenizer:
-    """The tokenizer of a folder that generate.py reads, the id of the token that parts documents, and what a checkpoint
-    takes over: the text of its files, by name.
+class CorpusTokenizer:
+    """A tokenizer, the id of the token that parts documents, and what a checkpoint takes over: the text of its files, by
+    name.
     """
 
     tokenizer: Tokenizer
@@ -53,13 +53,13 @@ class FolderTokenizer:
     files: dict[str, str]
 
     @classmethod
-    def ours(cls, tokenizer: Tokenizer) -> "FolderTokenizer":
-        """The same of one that `train_tokenizer` made."""
+    def ours(cls, tokenizer: Tokenizer) -> "CorpusTokenizer":
+        """Of one that `train_tokenizer` made."""
         return cls(tokenizer, tokenizer.token_to_id(END_OF_TEXT), tokenizer_files(tokenizer))
 
     @classmethod
-    def of(cls, folder: str) -> "FolderTokenizer":
-        """InputError: missing or broken, or without a token that ends a text."""
+    def of(cls, folder: str) -> "CorpusTokenizer":
+        """Of a folder that generate.py reads. InputError: missing or broken, or without a token that ends a text."""
         place = find_checkpoint(expanded(folder))
         tokenizer = load_tokenizer(place)
         own, count = tokenizer.token_to_id(END_OF_TEXT), 1 + highest_id(tokenizer)

@@ -22,7 +22,7 @@ from model.checkpoint import load_checkpoint, load_trainer, save_checkpoint
 from model.config import ModelConfig
 from model.generation import generate
 from model.position import build_position
-from tiny import draw
+from tiny import contents, draw
 
 FILES = ["SHA256SUMS", "config.json", "model.safetensors"]
 HEADS = [(4, 4), (4, 2), (4, 1)]  # query heads, key and value heads
@@ -710,6 +710,20 @@ def test_a_full_disk_that_shows_when_a_folder_is_flushed_is_told(tiny_model, tmp
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(InputError, match="model: cannot be written: No space left on device"):
         save_checkpoint(tmp_path / "model", tiny_model("rope"), {})
+
+
+def test_a_folder_whose_successor_cannot_take_its_name_is_as_it_was(saved, tiny_model, monkeypatch):
+    before, replace = contents(saved), os.replace
+
+    def refuse(source, target):
+        if str(source).endswith(".partial"):
+            raise OSError(errno.EIO, "Input/output error")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(InputError, match="checkpoint: cannot be written: Input/output error"):
+        save_checkpoint(saved, tiny_model(dtype=torch.float32), {})
+    assert contents(saved) == before and [*saved.parent.iterdir()] == [saved]
 
 
 def test_what_a_gpu_wrote_is_read_where_there_is_none(tmp_path, tiny_model, monkeypatch):
