@@ -44,7 +44,7 @@ def comparison_file(folder, **changes):
         "seeds": [0, 7],
         "baseline": "rope",
     }
-    path.write_text(yaml.safe_dump({**values, **changes}), encoding="utf-8")
+    path.write_text(yaml.safe_dump({**values, **changes}, sort_keys=False), encoding="utf-8")
     return path
 
 
@@ -417,7 +417,7 @@ def test_variants_of_several_texts_are_refused_before_any_run(tmp_path, monkeypa
     (tmp_path / "other.txt").write_text("other words " * 300, encoding="utf-8")
     other = {"rope": {}, "other": {"data.source": str(tmp_path / "other.txt")}}
     expected = (
-        "^data: expected one text for all variants, got another for other-seed0 and rope-seed0; conditions compare"
+        "^data: expected one text for all variants, got another for rope-seed0 and other-seed0; conditions compare"
     )
     with pytest.raises(InputError, match=expected):
         run_comparison(tmp_path, variants=other)
