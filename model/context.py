@@ -10,7 +10,7 @@ from torch import Tensor
 from base import InputError
 from model.attention import rotate, waves
 from model.cache import Cache
-from model.linear import Embedding, Linear
+from model.linear import Embedding, Linear, packs
 from model.position.base import Position, phase_device
 from model.steps import CompiledSteps
 from model.transformer import Transformer
@@ -159,12 +159,17 @@ def decoding_model(model: Transformer, dtype: torch.dtype | None) -> Transformer
 
     On a CPU the matrices alone: what lies between the products is faster in float32, attention three to eight times.
     """
-    if dtype not in (None, model.output_weight.dtype):
+    device = model.output_weight.device
+    if dtype in (None, model.output_weight.dtype):
+        model.lay_side_by_side()
+    elif packs(device, dtype, rows=1):
+        model = copy.deepcopy(model, {id(each): each for each in model.parameters()})  # both have what is not packed
+        model.pack(dtype)
+    else:
         model = copy.deepcopy(model)
-        is_cpu = model.output_weight.device.type == "cpu"
         own = {*model.modules()} - {*model.position.modules()}
         matrices = [module for module in own if isinstance(module, (Embedding, Linear))]
-        for part in matrices if is_cpu else [model]:
+        for part in matrices if device.type == "cpu" else [model]:
             part.to(dtype)
-    model.lay_side_by_side()
+        model.lay_side_by_side()
     return model

@@ -1,5 +1,7 @@
 """The decoder: a Llama whose positional scheme is a part to be chosen."""
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
@@ -11,7 +13,7 @@ from model.cache import Cache, FixedCache
 from model.config import ModelConfig
 from model.device import without_autocast
 from model.inputs import attention_inputs, inputs_of_next
-from model.linear import Embedding, Linear, joined, lay_side_by_side, linear
+from model.linear import Embedding, Linear, joined, lay_side_by_side, linear, pack
 from model.norm import RMSNorm
 from model.position import build_position
 from settings import one_line
@@ -40,6 +42,14 @@ class Block(nn.Module):
         self.self_attn = ATTENTIONS[config.attention](config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = SwiGLU(config)
+
+    def with_same_input(self) -> Iterator[tuple[Linear, ...]]:
+        """The projections, those together that are multiplied with the same."""
+        attention, mlp = self.self_attn, self.mlp
+        yield attention.q_proj, attention.k_proj, attention.v_proj
+        yield (attention.o_proj,)
+        yield mlp.gate_proj, mlp.up_proj
+        yield (mlp.down_proj,)
 
     def forward(self, x: Tensor, inputs: AttentionInputs) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), inputs)
@@ -92,9 +102,27 @@ class Transformer(nn.Module):
     def lay_side_by_side(self) -> None:
         """Moves weights that are multiplied with the same input into one piece of memory; their values stay."""
         for block in self.layers:
-            attention, mlp = block.self_attn, block.mlp
-            lay_side_by_side(attention.q_proj, attention.k_proj, attention.v_proj)
-            lay_side_by_side(mlp.gate_proj, mlp.up_proj)
+            for projections in block.with_same_input():
+                if len(projections) > 1:
+                    lay_side_by_side(*projections)
+
+    def pack(self, dtype: torch.dtype | None = None) -> None:
+        """`pack`s the matrices, in dtype or their own. From here on the model gives logits on a CPU, and nothing else.
+
+        The embedding stays: an output layer that shared it gets a copy.
+        """
+        if self.output_weight.is_mkldnn:
+            return
+        dtype, head = dtype or self.output_weight.dtype, self.output_weight
+        if self.config.tie_word_embeddings:
+            self.config = self.config.model_copy(update={"tie_word_embeddings": False})
+            with torch.device("meta"):
+                self.lm_head = Linear(self.config.hidden_size, self.config.vocab_size)
+            self.lm_head.weight = head
+        for block in self.layers:
+            for projections in block.with_same_input():
+                pack(dtype, *projections)
+        pack(dtype, self.lm_head)
 
     def drop_position(self) -> None:
         """Makes this model one of `none` in place, as `ModelConfig.without_position` describes it."""

@@ -14,6 +14,7 @@ from base import InputError, printable
 from model.context import Context
 from model.device import is_out_of_memory, pick_device
 from model.generation import Step, generate
+from model.linear import packs
 from sampling.prompts import read_line
 from sampling.source import Source
 from sampling.stream import TextStream, special_tokens
@@ -166,6 +167,8 @@ class Sampler:
             for text, ids in prompts
             for _ in range(self.num_samples)
         ]
+        if packs(self.device, torch.float32, len(samples)):
+            self.context.model.pack()
         if self.headed and not self.as_json:
             print()
         self.head(samples)

@@ -7,6 +7,7 @@ import torch
 
 from model import inputs
 from model.cache import Cache
+from tiny import NEEDS_ONEDNN
 from training.loss import summed_loss
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
@@ -28,9 +29,13 @@ def test_prefill_chunks_and_decode_are_the_full_forward_pass(scheme, chunks, tin
     torch.testing.assert_close(torch.cat(logits, dim=1), model(ids), **TIGHT)
 
 
-def test_a_trained_model_in_float32_decodes_what_float64_does_in_one_pass(scheme, tiny_model, tokens):
-    """With weights joined and rotations computed ahead, as generate.py decodes."""
-    model, ids, cache = tiny_model(scheme).float(), tokens(4, 25), Cache()
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("is_packed", [False, pytest.param(True, marks=NEEDS_ONEDNN)], ids=["joined", "packed"])
+def test_a_trained_model_in_float32_decodes_what_float64_does_in_one_pass(
+    is_packed, is_tied, scheme, tiny_model, tokens
+):
+    """With weights joined or packed and rotations computed ahead, as generate.py decodes."""
+    model, ids, cache = tiny_model(scheme, tie_word_embeddings=is_tied).float(), tokens(4, 25), Cache()
     model.init_weights(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
@@ -42,9 +47,11 @@ def test_a_trained_model_in_float32_decodes_what_float64_does_in_one_pass(scheme
             optimizer.zero_grad()
             losses.append(loss.item())
     assert losses[-1] < 0.8 * losses[0]
+    exact = deepcopy(model).double()(ids)
+    model.pack() if is_packed else model.lay_side_by_side()
     with torch.inference_mode():
         logits = torch.cat([model(chunk, cache) for chunk in ids.split([9, *[1] * 16], dim=1)], dim=1)
-    torch.testing.assert_close(logits.double(), deepcopy(model).double()(ids), rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits.double(), exact, rtol=0, atol=1e-5)
 
 
 def test_setting_the_length_back_forgets(scheme, tiny_model, tokens):

@@ -21,8 +21,9 @@ from model import context, generation
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.context import Context
 from model.generation import generate
+from model.linear import Linear
 from sampling import samples
-from tiny import call, trained
+from tiny import NEEDS_ONEDNN, call, trained
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +114,20 @@ def test_dtype_is_that_of_the_weights_while_decoding(output, refusal, monkeypatc
         assert seen.pop() == dtype
     message = refusal(run, "--dtype", "int4")
     assert "--dtype" in message and "int4" in message and "bfloat16" in message
+
+
+@NEEDS_ONEDNN
+def test_several_samples_are_decoded_with_packed_weights_where_they_are_faster(output, monkeypatch):
+    """Which changes no text, and no float32 model is in memory twice."""
+    models, plain = [], context.Context
+    monkeypatch.setattr(samples, "Context", lambda model, *more: models.append(model) or plain(model, *more))
+    texts = []
+    for least in (5, 4):
+        monkeypatch.setattr(samples, "packs", lambda device, dtype, rows: rows >= least)
+        texts.append(output("--prompt", "that the", "--max-new-tokens", 12, "--num-samples", 4).out)
+        packed = {module.weight.is_mkldnn for module in models[-1].modules() if isinstance(module, Linear)}
+        assert packed == {least == 4}
+    assert texts[0] == texts[1] and len({*texts[0].splitlines()}) > 1
 
 
 def test_compiled_steps_are_offered_on_a_gpu_alone(refusal, run):

@@ -439,7 +439,8 @@ def test_a_cpu_reads_the_prompt_in_float32_and_decodes_in_bfloat16(scheme, tiny_
     """A prompt in bfloat16 takes a hundred times as long; the model that was given stays as it is."""
     model, passes = tiny_model(scheme, torch.float32), []
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    model.embed_tokens.register_forward_hook(lambda _, args, out: passes.append((out.shape[1], out.dtype)))
+    last = model.layers[-1].mlp.down_proj
+    last.register_forward_hook(lambda module, args, out: passes.append((out.shape[1], module.weight.dtype)))
     got = rows(generate(Context(model, torch.bfloat16), tokens(5), 4, temperature=0, num_samples=2))
     assert passes == [(5, torch.float32)] + 3 * [(1, torch.bfloat16)]
     assert got.shape == (2, 4)

@@ -2,8 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.linear import FEW, Linear, joined, lay_side_by_side, linear
-from tiny import draw
+from model.linear import FEW, SEVERAL, Linear, joined, lay_side_by_side, linear, pack, packs
+from tiny import NEEDS_ONEDNN, draw
 
 
 def random(*shape, seed=0, dtype=torch.float64):
@@ -124,3 +124,42 @@ def test_weights_of_one_tensor_in_another_order_are_not_taken_for_neighbours():
         chosen = [parts[n] for n in order]
         expected = torch.cat([part(draw(1, 5)) for part in chosen], dim=-1)
         torch.testing.assert_close(joined(draw(1, 5), *chosen), expected, rtol=0, atol=1e-13)
+
+
+@NEEDS_ONEDNN
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, FEW + 1])
+def test_packed_projections_are_the_single_ones(rows, bias, dtype):
+    """Of numbers that both dtypes hold, with sums below 256 that they hold too: nothing is rounded."""
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("a processor without it")
+    parts, x = projections(4, 2, 6, bias=bias), (random(1, rows, 5, seed=9) * 2).round()
+    for parameter in (parameter for part in parts for parameter in part.parameters()):
+        parameter.copy_((parameter * 2).round())
+    expected = torch.cat([part(x) for part in parts], dim=-1).float()
+    pack(dtype, *(part.float() for part in parts))
+    got = joined(x.float(), *parts)
+    assert got.dtype == torch.float32 and torch.equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    "device, dtype, rows, slow, has_bfloat16, expected",
+    [
+        ("cpu", torch.float32, SEVERAL, True, False, True),
+        ("cpu", torch.float32, SEVERAL - 1, True, True, False),
+        ("cpu", torch.float32, SEVERAL, False, True, False),
+        ("cpu", torch.float64, SEVERAL, True, True, False),
+        ("cpu", torch.bfloat16, 1, False, True, True),
+        ("cpu", torch.bfloat16, SEVERAL, True, False, False),
+        ("cuda", torch.bfloat16, 1, True, True, False),
+    ],
+)
+def test_weights_are_packed_where_that_is_faster(device, dtype, rows, slow, has_bfloat16, expected, monkeypatch):
+    monkeypatch.setattr("model.linear.SLOW_ROWS", slow)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bfloat16)
+    assert packs(torch.device(device), dtype, rows) == expected
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not packs(torch.device(device), dtype, rows)

@@ -22,6 +22,7 @@ from training.loop import Trainer, train
 
 torch.set_num_threads(1)  # models this small only wait for a second one
 
+NEEDS_ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
 WORDS = "the of and to in is that it was for on are as with his they at be this from have or by one had not".split()
 TEXT = " ".join(random.Random(0).choices(WORDS, k=1000))  # 3.7 kB
 
