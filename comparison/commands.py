@@ -11,7 +11,6 @@ from comparison.grouping import group, open_run
 from comparison.measure import Corpora
 from comparison.overview import overview
 from comparison.report import write, write_files
-from comparison.results import Results
 from comparison.schedule import announce, train_all
 from comparison.tables import tables
 from comparison.tuning import logged_runs, next_runs, reported_runs, tuning_runs
@@ -25,16 +24,25 @@ def compare(comparison: Comparison, jobs: int = 1) -> str:
     """Trains what is not finished, writes the report, and returns its text.
 
     Finished runs are kept as they are, half-finished ones continue. InputError where a run in the folder was made with
-    other settings or another text.
+    other settings or another text; where a condition can't be reported, after the others were.
     """
-    corpora, found, config, parts = Corpora(), {}, comparison.config, comparison.parts()
+    corpora, found, config, parts, failed = Corpora(), {}, comparison.config, comparison.parts(), None
     _check_texts(parts.values(), corpora)
     announce(parts.values(), corpora)
     for condition, part in parts.items():
-        found[condition] = _compare(part, jobs, corpora)
+        folders = _trained(part, jobs, corpora)
+        try:
+            found[condition] = gather(
+                folders["reported"], config.baseline, part.config.folder, corpora, part.config, folders["tuning"]
+            )
+        except InputError as error:
+            failed = failed or error
+            continue
         text = write(found[condition], part.config.folder, comparison=part.config.model_dump(mode="json"))
         wandb = next_runs(part)[0].config.wandb
         track_report(part.config.folder, wandb, tables(found[condition]))
+    if failed:
+        raise failed
     if config.conditions:
         page, text, pictures = overview(found)
         write_files(config.folder, {"report.html": page, "report.md": text, **pictures})
@@ -65,8 +73,8 @@ def _check_texts(parts: Iterable[Comparison], corpora: Corpora) -> None:
             )
 
 
-def _compare(comparison: Comparison, jobs: int, corpora: Corpora) -> Results:
-    """The results of one condition: its runs are trained in turn until none is left to make."""
+def _trained(comparison: Comparison, jobs: int, corpora: Corpora) -> dict[str, dict[str, list[RunFolder]]]:
+    """The runs of one condition by kind and variant: they are trained in turn until none is left to make."""
     plan, folders = comparison.config, {}
     while True:
         runs = next_runs(comparison)
@@ -81,7 +89,7 @@ def _compare(comparison: Comparison, jobs: int, corpora: Corpora) -> Results:
     for kind, runs_of in (("tuning", tuning_runs), ("reported", reported_runs)):
         planned = {variant: runs_of(comparison, variant) for variant in plan.variants}
         folders[kind] = {variant: [open_run(run.config.folder) for run in runs] for variant, runs in planned.items()}
-    return gather(folders["reported"], plan.baseline, plan.folder, corpora, plan, folders["tuning"])
+    return folders
 
 
 def report(folders: list[Path], baseline: str | None, out: Path) -> str:

@@ -178,8 +178,8 @@ def load_comparison(path: str, overrides: list[str]) -> Comparison:
         _override(values, key if key.split(".")[0] in CompareConfig.model_fields else f"settings.{key}", value)
     config = check_config({"name": Path(path).stem, **values}, path, CompareConfig)
     comparison, models = Comparison(config, path, config.name), []
+    _check_settings(config, path)
     for part in comparison.parts().values():
-        _check_settings(part)
         for variant in part.config.variants:
             runs = part.runs_at_rates(variant, config.learning_rates)
             runs += part.runs_at_rate(variant, next(iter(config.learning_rates), None))
@@ -226,13 +226,20 @@ def _override(values: dict[str, Any], key: str, value: Any) -> None:
     set_dotted(values, key, value)
 
 
-def _check_settings(part: Comparison) -> None:
-    """InputError where a setting reaches no run: no variant leaves it as it is."""
-    variants = [_dotted(own) for own in part.config.variants.values()]
-    for key in _dotted(part.config.settings):
-        hiding = [next((own for own in keys if f"{key}.".startswith(f"{own}.")), None) for keys in variants]
-        if all(hiding):
-            raise InputError(f"{part.path}: settings.{key}: reaches no run, every variant sets {sorted({*hiding})[0]}")
+def _check_settings(config: CompareConfig, path: str) -> None:
+    """InputError where a setting reaches no run: no variant and no condition that it is for leaves it as it is."""
+    conditions = config.conditions or {"": Condition()}
+    used = {name: one.variants or list(config.variants) for name, one in conditions.items()}
+    over = {name: [_dotted(config.variants[variant]) for variant in some] for name, some in used.items()}
+    whole = [{**_dotted(conditions[name].settings), **own} for name, some in over.items() for own in some]
+    places = {"settings": (config.settings, whole)}
+    places |= {f"conditions.{name}.settings": (one.settings, over[name]) for name, one in conditions.items()}
+    for place, (settings, later) in places.items():
+        for key in _dotted(settings):
+            hiding = [next((own for own in keys if f"{key}.".startswith(f"{own}.")), None) for keys in later]
+            if all(hiding):
+                said = "variant" if later is not whole or not config.conditions else "condition or variant"
+                raise InputError(f"{path}: {place}.{key}: reaches no run, every {said} sets {sorted({*hiding})[0]}")
 
 
 def rejection(model: ModelConfig, options: dict[str, Any]) -> str | None:

@@ -60,7 +60,7 @@ def gather(
     good = {variant: some for variant, runs in logged.items() if (some := [run for run in runs if not run.diverged])}
     if baseline not in good:
         said = f"baseline {baseline!r}: all its runs diverged, the first at {diverged[baseline][0].diverged}"
-        raise InputError(f"{said}; those that did not: {', '.join(good) or 'none'}")
+        raise InputError(f"{folder}: {said}; those that did not: {', '.join(good) or 'none'}")
     comparable, one = same_tokens(list(folders.values())), folders[good[baseline][0].folder]
     context, margin, given = one.config.model.max_position_embeddings, plan.equivalence_margin, plan.learning_rates
     runs = {
@@ -85,7 +85,7 @@ def gather(
         notes.append(TOKENIZERS_DIFFER)
     rates = {variant: sweep(tried.get(variant, logged[variant])) for variant in groups}
     return Results(
-        name=folder.name,
+        name=folder.resolve().name,
         baseline=baseline,
         unit="nats per token" if comparable else "bits per byte",
         context=context,

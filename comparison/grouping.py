@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from base import InputError, reading
+from base import InputError, printable, reading
 from comparison.results import MeasuredRun, Run
 from configs import load_config
 from training.run import RunFolder, trained_keys
@@ -30,7 +30,8 @@ def settings(run: RunFolder) -> dict:
 
 
 def group(runs: list[RunFolder]) -> dict[str, list[RunFolder]]:
-    """Variants: the runs on one text that differ only in their seed, named like the first without its seed.
+    """Variants: the runs on one text that differ only in their seed, named like the first without its seed; where
+    another is named so, by its path.
 
     InputError where a seed occurs twice.
     """
@@ -42,8 +43,10 @@ def group(runs: list[RunFolder]) -> dict[str, list[RunFolder]]:
         seeds = [run.config.seed for run in same]
         if len(set(seeds)) < len(seeds):
             raise InputError(f"{', '.join(str(run.path) for run in same)}: the same settings with the same seed twice")
-        name = re.sub(rf"[-_.]?seed[-_.]?{seeds[0]}$", "", same[0].path.name) or same[0].path.name
-        groups[name if name not in groups else str(same[0].path)] = same
+        path = same[0].path
+        name = re.sub(rf"[-_.]?seed[-_.]?{seeds[0]}$", "", path.name) or path.name
+        names = (printable(each) for each in (name, str(path.with_name(name)), str(path)))
+        groups[next(each for each in names if each not in groups)] = same
     return groups
 
 

@@ -6,6 +6,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -91,8 +92,11 @@ def measure(
             model = load_checkpoint(checkpoint).to(pick_device("auto"))
             numbers = compute(with_position(model, options) if options else model, corpus_of(run))
             kept[name] = {"key": key, "numbers": numbers}
-            with writing(file):
-                replace_text(file, json.dumps(kept, default=asdict))
+            try:
+                with writing(file):
+                    replace_text(file, json.dumps(kept, default=asdict))
+            except InputError as error:  # as in the folder of somebody else
+                print(f"warning: {error}; the next report measures again", file=sys.stderr)
         return kept[name]["numbers"]
 
     start, packed = (run.config.train.init_from, run.config.model, run.config.seed), run.config.data.pack
@@ -132,10 +136,12 @@ def _evaluate(model: Transformer, corpus: Corpus, context: int, packed: bool) ->
 def _measure_all(
     model: Transformer, corpus: Corpus, context: int, packed: bool, start: tuple[str | None, ModelConfig, int]
 ) -> dict:
-    trained = model.config.max_position_embeddings
+    trained, sizes = model.config.max_position_embeddings, {"end": embedding_rms(model)}
+    with suppress(InputError):  # the folder that training began from may be gone
+        sizes["start"] = embedding_rms(first_model(*start))
     return _evaluate(model, corpus, context, packed) | {
         "attention": attention_by_distance(model, corpus.val, trained) if packed else None,
-        "embedding_rms": {"start": embedding_rms(first_model(*start)), "end": embedding_rms(model)},
+        "embedding_rms": sizes,
         "position_parameters": sum(parameter.numel() for parameter in model.position.parameters()),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
@@ -147,14 +153,14 @@ class Corpora:
     def __init__(self):
         self.loaded: dict[str, Corpus] = {}
 
-    def load(self, config: DataConfig) -> Corpus:
-        """The corpus of a config, kept for the runs on it."""
-        corpus = load_corpus(config)
+    def load(self, config: DataConfig, found: DataConfig | None = None) -> Corpus:
+        """The corpus of a config, kept for the runs on it. found: the same, where its tokenizer is now."""
+        corpus = load_corpus(found or config)
         return self.loaded.setdefault(_key(config, corpus.hash), corpus)
 
     def of(self, run: RunFolder) -> Corpus:
         """The corpus of a run; InputError where it is no longer the text of the run."""
-        corpus = self.loaded.get(_key(run.config.data, run.corpus()["hash"])) or self.load(run.config.data)
+        corpus = self.loaded.get(_key(run.config.data, run.corpus()["hash"])) or self.load(run.config.data, run.data())
         run.check_same_experiment(corpus)
         return corpus
 

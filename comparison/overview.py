@@ -90,7 +90,8 @@ def at_equal_time(results: dict[str, Results]) -> Table:
     baseline, budgets = _baseline(results), {}
     for name, one in results.items():
         some = [other for other in results.values() if _text_and_size(other) == _text_and_size(one)]
-        if len({_budget(other) for other in some}) > 1 and not learned(one):  # or its mean loss would say little
+        # two of one budget differ in their rates alone; of a task that is learned or not, a mean loss says little
+        if len({_budget(other) for other in some}) == len(some) > 1 and not learned(one):
             budgets[name] = some
     rows = []
     for variant in _variants({name: results[name] for name in budgets}):
@@ -102,7 +103,8 @@ def at_equal_time(results: dict[str, Results]) -> Table:
     known = any(cell != "n/a" for variant, *cells in rows for cell in cells if variant != baseline)
     note = (
         f"Loss, and difference to `{baseline}`, after as many tokens as a variant trains on while `{baseline}` trains on "
-        "the condition's: its mean final losses, interpolated between the budgets linearly in the logarithm of tokens. "
+        "the condition's: the mean losses of `{baseline}` and the paired differences to them, interpolated between the "
+        "budgets linearly in the logarithm of tokens. "
         "n/a: outside the budgets, not to be compared, or its time scatters or was not measured."
     )
     return Table("At equal time", ["variant", *budgets], rows if known else [], note)
@@ -121,8 +123,12 @@ def _budget(one: Results) -> int:
 def _in_the_same_time(one: Results, budgets: list[Results], variant: str) -> float | None:
     costs = [some.cost[variant].training for some in (one, *budgets) if variant in some.cost]
     ratio = 1.0 if variant == one.baseline else next((cost.median for cost in costs if cost), None)
-    rows = [(_budget(some), some.summary[variant]) for some in budgets if variant in some.summary]
-    losses = sorted((math.log(tokens), row.val_loss.mean) for tokens, row in rows if not row.difference.apart)
+    found = [(some, some.summary[variant].difference) for some in budgets if variant in some.summary]
+    losses = sorted(
+        (math.log(_budget(some)), some.summary[some.baseline].val_loss.mean + difference.mean)
+        for some, difference in found
+        if difference.mean is not None and not difference.apart
+    )
     if ratio is None or not losses:
         return None
     loss = float(np.interp(math.log(_budget(one) / ratio), *zip(*losses), left=math.nan, right=math.nan))
@@ -152,11 +158,13 @@ def _answer(results: dict[str, Results]) -> str:
         "mixed": "not the same everywhere",
         "undecided": "undecided",
         "too few seeds": "too few seeds to tell",
+        "diverged": "diverged",
         "none": "never compared",
     }
     verdicts = {}
     for variant in _variants(results):
-        kinds = {one[variant].kind for one in found if variant in one and one[variant].is_compared}
+        own = [one[variant] for one in found if variant in one]
+        kinds = {one.kind for one in own if one.is_compared or one.kind == "diverged"}
         several = "turned" if {"better", "worse"} <= kinds else "mixed"
         verdicts[variant] = several if len(kinds) > 1 else next(iter(kinds), "none")
     del verdicts[baseline]

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from base import writing
+from base import replace_text, writing
 from comparison import forest
 from comparison.drawing import Plot, svg_file
 from comparison.formats import count, number_of
@@ -14,6 +14,7 @@ from comparison.page import figure, inline, items, page, table_html
 from comparison.plots import FIRST, WORST, plots, shown
 from comparison.results import Results
 from comparison.tables import tables
+from comparison.verdicts import findings
 from comparison.words import are_chosen, rates, sentences
 
 
@@ -26,17 +27,19 @@ def write(results: Results, folder: Path, **more: Any) -> str:
     text = markdown(results, drawn)
     files = {"report.html": html(results), "report.md": text, "forest.svg": forest.svg(forest.forest(results))}
     files |= {f"{plot.name}.svg": svg_file(plot) for plot in drawn}
-    files["results.json"] = json.dumps({**asdict(results), **more}, indent=1, allow_nan=False)
+    verdicts = {variant: asdict(finding) for variant, finding in findings(results).items()}
+    files["results.json"] = json.dumps({**asdict(results), "verdicts": verdicts, **more}, indent=1, allow_nan=False)
     write_files(folder, files)
     return text
 
 
 def write_files(folder: Path, files: dict[str, str]) -> None:
-    """Writes texts by file name; InputError where the folder can't be written."""
+    """Writes texts by file name, each whole or not at all; InputError where the folder or one of them can't be written."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            (folder / name).write_text(content, encoding="utf-8")
+    for name, content in files.items():
+        with writing(folder / name):
+            replace_text(folder / name, content)
 
 
 def markdown(results: Results, drawn: list[Plot]) -> str:
@@ -56,7 +59,9 @@ def html(results: Results) -> str:
     first, folded = ("".join(figure(plot) for plot in drawn if (plot.name in FIRST) is top) for top in (True, False))
     some, every, selection = len(shown(results)), len(results.summary), ""
     if some < every:
-        said = f"Drawn below are {some} of {every} variants: `{results.baseline}`, the best and the {WORST} worst."
+        compared = sum(one.is_compared for one in findings(results).values()) + 1
+        which = " and those" if some == compared else f", the best and the {WORST} worst of those"
+        said = f"Drawn below are {some} of {every} variants: `{results.baseline}`{which} compared with it."
         selection = f'<p class="note">{inline(said)}</p>'
     return page(
         results.name,
@@ -78,7 +83,7 @@ def _chips(results: Results) -> list[str]:
     """What was trained: the text, the model, the budget, the seeds, the optimizer, the learning rates."""
     corpus, row = results.corpus, results.summary[results.baseline]
     shape = results.runs[results.baseline][0].config.get("model", {})
-    sizes = f", {shape['num_hidden_layers']} layers × {shape['hidden_size']}" if shape else ""
+    sizes = f", {number_of(shape['num_hidden_layers'], 'layer')} × {shape['hidden_size']}" if shape else ""
     tried = _range([len(rates) for rates in results.sweep.values()])
     how = f"the best of {tried} tried" if results.tuning else "chosen before" if are_chosen(results) else "given"
     return [

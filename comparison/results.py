@@ -99,7 +99,7 @@ class MeasuredRun(Evaluation[Pairs], LoggedRun):
     """What a run logged, and what was measured of its model."""
 
     attention: Attention | None  # None without a softmax, with a score that is not finite, of data that isn't packed
-    embedding_rms: dict[str, EmbeddingRms]  # at the start and at the end of training
+    embedding_rms: dict[str, EmbeddingRms]  # at the start, if what training began from is still there, and at the end
     position_parameters: int
     parameters: int
     evaluated_with: dict[str, Evaluation[Pairs]]  # by the name of the other position options

@@ -77,7 +77,8 @@ def _behind(results: Results, variant: str) -> str:
         return "never"
     if behind[-1] < curve[-1].x:
         return count(behind[-1])
-    as_good = next((at.x for at in base if at.mean <= row.curve[-1].mean), base[-1].x)
+    # of the seeds that both have: others move a mean, but not a paired difference
+    as_good = next((at.x for at in base if at.mean <= base[-1].mean + curve[-1].mean), base[-1].x)
     return f"the end (baseline by {count(as_good)})"
 
 
@@ -163,9 +164,9 @@ def _ratio(ratio: Ratio | None) -> str:
 def _inside(results: Results) -> Table:
     body, metrics = [], {n: m.words for row in results.summary.values() for n, m in row.scheme_metrics.items()}
     for variant, row in results.summary.items():
-        start, end, norms = row.embedding_rms["start"], row.embedding_rms["end"], [at.mean for at in row.grad_norm]
+        start, end, norms = row.embedding_rms.get("start"), row.embedding_rms["end"], [at.mean for at in row.grad_norm]
         logit = max(map(max, row.attention.largest_logit)) if row.attention else None
-        sizes = [start.tokens, start.position, end.tokens, end.position, logit]
+        sizes = [*((start.tokens, start.position) if start else (None, None)), end.tokens, end.position, logit]
         sizes += [max(norms), norms[-1]] if norms else [None, None]
         logged = [getattr(row.scheme_metrics.get(name), "largest", []) for name in metrics]
         sizes += [points[-1].mean if points else None for points in logged]

@@ -34,7 +34,7 @@ def _can_be(comparison: Comparison, variant: str, rate: float) -> bool:
 
 def rate_beyond(rates: list[float], best: float | None) -> float | None:
     """Where the best of the rates, lowest first, is at an edge: the rate beyond it by the ratio of the last two there,
-    to three digits. best: None where all runs diverged, which asks for a lower one.
+    to three digits; None where that is one of them. best: None where all runs diverged, which asks for a lower one.
     """
     if best in (None, rates[0]):
         edge, inner = rates[:2]
@@ -42,7 +42,8 @@ def rate_beyond(rates: list[float], best: float | None) -> float | None:
         inner, edge = rates[-2:]
     else:
         return None
-    return float(f"{edge * (edge / inner):.3g}")
+    beyond = float(f"{edge * (edge / inner):.3g}")
+    return None if beyond in rates else beyond
 
 
 def reported_runs(comparison: Comparison, variant: str) -> list[PlannedRun]:

@@ -127,6 +127,7 @@ def test_rates_are_chosen_on_one_half_of_the_text_and_reported_on_the_other(tmp_
         ([1e-3, 2e-3, 8e-3], 8e-3, 0.032),
         ([1e-3, 3e-3], 1e-3, 0.000333),
         ([1e-3, 3e-3], None, 0.000333),  # all diverged
+        ([0.003, 0.003001], 0.003, None),  # beyond by less than three digits tell
     ],
 )
 def test_a_best_rate_at_the_edge_asks_for_one_beyond(rates, best, expected):
@@ -207,6 +208,16 @@ RATES = {"learning_rates": [1e-3, 1e-2], "tuning_seeds": [9]}
             {"conditions": {"a": {"settings": {"model": {"position.base": 9}}, "variants": ["rope"]}}},
             [],
             "settings.model.position.base: reaches no run",
+        ),
+        (
+            {"conditions": {"a": {"settings": {"train.steps": 3}}, "b": {"settings": {"train": {"steps": 6}}}}},
+            ["train.steps=9"],
+            "settings.train.steps: reaches no run, every condition or variant sets train.steps$",
+        ),
+        (
+            {"conditions": {"a": {"settings": {"model.position.base": 3}}}},
+            [],
+            "conditions.a.settings.model.position.base: reaches no run, every variant sets model.position$",
         ),
         ({"base": "b" * 300}, [], "b: cannot be read: File name too long"),
         ({"settings": 3}, ["train.steps=3"], "settings.train.steps: expected settings to be a mapping, got 3"),
@@ -473,6 +484,16 @@ def test_conditions_have_a_report_each_and_one_across_them(tmp_path):
     assert (out / "report.html").exists() and (out / "report.md").exists() and losses[0] != losses[1]
 
 
+def test_a_condition_that_cannot_be_reported_leaves_the_others_theirs(tmp_path, capsys):
+    """Its baseline diverged: the next one is trained and reported all the same, and the error says which."""
+    settings = {**ADAMW, "train.steps": 1, "train.warmup_steps": 0}
+    path = comparison_file(tmp_path, seeds=[0], settings=settings, conditions={"wild": {"settings": WILD}, "tame": {}})
+    assert call(program, path) == 2
+    out = tmp_path / "runs" / "cmp"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {out / 'wild'}: baseline 'rope': all its runs")
+    assert (out / "tame" / "report.html").is_file() and not (out / "report.html").exists()
+
+
 def test_other_budgets_and_contexts_are_not_compared_in_silence(tmp_path):
     variants = {
         "rope": {},
@@ -555,8 +576,9 @@ def test_a_variant_that_diverges_wholly_is_reported(tmp_path, capsys):
     assert call(program, path, "--jobs", 2) == 2
     said = capsys.readouterr().err.splitlines()
     why = "step 1: validation loss nan at train.learning_rate 1e+38"
-    assert said[-1] == f"error: baseline 'wild': all its runs diverged, the first at {why}; those that did not: rope"
     out = tmp_path / "runs" / "cmp"
+    reason = f"all its runs diverged, the first at {why}; those that did not: rope"
+    assert said[-1] == f"error: {out}: baseline 'wild': {reason}"
     assert f"{out / 'wild-seed0'} has diverged: {why}; the other runs continue" in said
     assert call(program, path, "--jobs", 2, "baseline=rope") == 0
     text = capsys.readouterr().out

@@ -26,7 +26,7 @@ def condition(tokens, losses, ratios=None, **changes):
 @pytest.fixture
 def budgets():
     ratios = {"base": 1.0, "slow": 2.0, "fast": 0.5, "wild": None}
-    small = {"base": 4.0, "slow": 3.9, "fast": 4.1, "wild": 4.5}
+    small = {"base": 4.0, "slow": 3.9, "fast": 4.101, "wild": 4.5}
     large = {"base": 3.0, "slow": 2.5, "fast": 3.005, "none": 3.5}
     return {
         "small": condition(1000, small, ratios),
@@ -75,11 +75,32 @@ def test_a_training_that_is_no_other_budget_is_not_interpolated_with(budgets):
     assert rows["slow"] == ["n/a", "3.200 (+0.200)"], "and the third, alone in its kind, has no column"
 
 
+def test_two_trainings_of_one_budget_are_no_budgets(budgets):
+    """They differ in a learning rate, say: between them nothing can be interpolated, and the worse one would win."""
+    assert not at_equal_time({**budgets, "again": condition(1000, {"base": 3.9, "slow": 3.8})}).rows
+
+
+def test_at_equal_time_and_speed_there_is_the_paired_difference(budgets):
+    """Not that of the means, which a seed of the variant alone moves."""
+    more = [run(9, 4.5, tokens=4000)]
+    ratios = {"base": 1.0, "even": 1.0}
+    large = condition(4000, {"base": 3.0}, ratios, runs={"even": [run(s, 2.9 + NOISE[s]) for s in range(3)] + more})
+    small = condition(1000, {"base": 4.0, "even": 3.8}, ratios)
+    rows = {name: cells for name, *cells in at_equal_time({"small": small, "large": large}).rows}
+    assert rows["even"] == ["3.800 (-0.200)", "2.900 (-0.100)"]
+
+
+def test_a_variant_that_diverges_under_one_condition_is_not_better_wherever_compared(budgets):
+    lost = condition(4000, {"base": 3.0}, runs={"slow": [diverged(0)], "gone": [diverged(0)]})
+    text = overview({"small": budgets["small"], "large": lost})[1]
+    assert "not the same everywhere: `slow`" in text and "diverged: `gone`" in text and "Better" not in text
+
+
 def test_the_answer_says_what_holds_under_every_condition(budgets):
     html, text, files = overview(budgets)
     assert (
         "**Better than `base` beyond the noise wherever compared: `slow`; worse than `base` beyond the noise wherever "
-        "compared: `wild` and `none`; not the same everywhere: `fast`; never compared: `gone`.**" in text
+        "compared: `wild` and `none`; not the same everywhere: `fast`; diverged: `gone`.**" in text
     )
     assert text.count("One text") == 0 and "Learning rates were given" in text
     assert "![Difference to base by condition](gaps.svg)" in text and "<h2>At equal time</h2>" in html

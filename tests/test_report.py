@@ -1,18 +1,21 @@
 """The report as a reader gets it: complete, self-contained, labelled, and readable in a real browser."""
 
+import json
 import re
 from dataclasses import replace
 from random import Random
+from unittest import mock
 from xml.etree import ElementTree
 
 import pytest
 
+from base import InputError
 from browser import BROWSER, check_layout, look
 from comparison.drawing import DARK, GREY, LIGHT, Plot, Series, svg_file
 from comparison.forest import forest, svg, table
 from comparison.page import page as page_around
 from comparison.plots import plots, shown, uniform
-from comparison.report import html, markdown
+from comparison.report import html, markdown, write, write_files
 from comparison.results import Evaluation, SchemeMetric
 from made_up import diverged, results, run, trial
 
@@ -191,9 +194,45 @@ def test_of_many_variants_the_baseline_the_lowest_and_the_two_highest_are_drawn(
     found = results(shifted(**{f"v{n:02}": n / 100 for n in range(29)}), "base", apart={"v00": "trained on 5 tokens"})
     assert shown(found) == ["base", "v01", "v02", "v03", "v04", "v05", "v06", "v27", "v28"]
     page = html(found)
-    assert "Drawn below are 9 of 30 variants" in page
+    assert (
+        "Drawn below are 9 of 30 variants: <code>base</code>, the best and the 2 worst of those compared with it."
+        in page
+    )
+    few = results(shifted(**{f"v{n:02}": n / 100 for n in range(9)}), "base", apart={f"v0{n}": "why" for n in range(3)})
+    assert "Drawn below are 7 of 10 variants: <code>base</code> and those compared with it." in html(few)
     assert page[page.index('<table class="forest') :].split("</table>")[0].count("<tr>") == 32
     assert shown(results(shifted(a=0.1), "base")) == ["base", "a"]
+
+
+def test_a_file_that_cannot_be_written_is_named_and_leaves_the_one_before_it_whole(tmp_path, monkeypatch):
+    """On a full disk, say: no page is cut off in the middle."""
+    write_files(tmp_path, {"a.md": "one", "b.html": "two"})
+    monkeypatch.setattr("base.flush", mock.Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(InputError, match=f"^{tmp_path / 'a.md'}: cannot be written: No space left on device"):
+        write_files(tmp_path, {"a.md": "three" * 999, "b.html": "four"})
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"a.md": "one", "b.html": "two"}
+
+
+@pytest.mark.parametrize("is_task", [False, True])
+def test_the_verdicts_are_in_the_numbers(is_task, tmp_path):
+    """Of a synthetic task they are of the seeds that learned it, whatever the losses say."""
+    learned, not_learned = ([(4, share)] for share in (1.0, 0.0))
+    runs = {"base": [run(seed, 3.0, exact_match=is_task and learned or None) for seed in range(10)]}
+    runs["a"] = [run(seed, 3.0, exact_match=is_task and not_learned or None) for seed in range(10)]
+    write(results(runs, "base"), tmp_path)
+    verdicts = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["verdicts"]
+    assert (verdicts["base"]["kind"], verdicts["a"]["kind"]) == ("baseline", "worse" if is_task else "equal")
+
+
+def test_how_late_a_variant_is_does_not_depend_on_seeds_of_its_own():
+    """It ends 0.5 behind, where the baseline was after 3,500 tokens; of another seed it ends far lower."""
+
+    def lasting(seed, end):
+        return run(seed, end, curve=[(2000, end + 2), (3500, end + 0.5), (4000, end)])
+
+    runs = {"base": [lasting(seed, 3 + noise) for seed, noise in enumerate((0, 0.01, 0.02))]}
+    runs["a"] = [lasting(seed, 3.5 + noise) for seed, noise in enumerate((0, 0.011, 0.019))] + [lasting(9, 1.0)]
+    assert "the end (baseline by 3.5k)" in markdown(results(runs, "base"), [])
 
 
 def test_the_plot_of_contexts_has_the_cropped_baseline_and_what_a_guess_would_lose():

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -12,8 +13,8 @@ from comparison import commands
 from comparison import measure as measuring
 from comparison.grouping import group, open_run, same_tokens
 from comparison.measure import Corpora, read_run
-from configs import load_config
-from tiny import call, config_file, replace_path
+from configs import check_config, load_config
+from tiny import call, config_file, replace_path, settings
 from training.loop import train
 
 
@@ -73,6 +74,51 @@ def test_a_moved_run_is_found_where_it_is_now(trained, tmp_path):
     shutil.copytree(trained / "rope-seed1", tmp_path / "elsewhere")
     run = open_run(tmp_path / "elsewhere")
     assert run.path == tmp_path / "elsewhere" and list(group([run])) == ["elsewhere"]
+
+
+def test_a_variant_whose_name_is_taken_is_named_by_its_path_without_its_seed(trained, tmp_path):
+    for name, scheme in (("rope-seed0", "none-seed0"), ("rope-seed1", "none-seed1")):
+        shutil.copytree(trained / scheme, tmp_path / name)
+    found = group([open_run(trained / "rope-seed0"), *(open_run(tmp_path / f"rope-seed{n}") for n in range(2))])
+    assert {name: len(some) for name, some in found.items()} == {"rope": 1, str(tmp_path / "rope"): 2}
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1bb"], ids=ascii)
+def test_a_folder_s_name_that_cannot_be_printed_is_reported(name, trained, tmp_path):
+    shutil.copytree(trained / "rope-seed0", place := tmp_path / name)
+    commands.report([place], None, tmp_path / "out")
+    ElementTree.fromstring((tmp_path / "out" / "forest.svg").read_text(encoding="utf-8"))
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert all(character.isprintable() or character == "\n" for character in text)
+
+
+def test_a_run_in_a_folder_that_keeps_nothing_is_reported(trained, tmp_path, monkeypatch, capsys):
+    """As where it belongs to somebody else."""
+    place, real = shutil.copytree(trained / "rope-seed0", tmp_path / "theirs"), measuring.replace_text
+    (place / "measurements.json").unlink(missing_ok=True)
+
+    def refused(file, text):
+        if file.parent == place:
+            raise PermissionError(13, "Permission denied", str(file))
+        real(file, text)
+
+    monkeypatch.setattr(measuring, "replace_text", refused)
+    report(tmp_path, "theirs", out=tmp_path / "out")
+    said = capsys.readouterr().err
+    assert f"warning: {place / 'measurements.json'}: cannot be written: Permission denied; the next report" in said
+    assert (tmp_path / "out" / "results.json").is_file() and not (place / "measurements.json").exists()
+
+
+def test_a_fine_tuned_run_is_reported_when_what_it_began_from_is_gone(trained, tmp_path):
+    base = shutil.copytree(trained / "rope-seed0", tmp_path / "base")
+    values = settings(trained.parent) | {"name": "ft", "runs_dir": str(tmp_path), "model": {}}
+    del values["data"]["tokenizer"]
+    values["train"] |= {"init_from": str(base), "steps": 2, "eval_every": 1}
+    train(check_config(values, "ft"))
+    shutil.rmtree(base)
+    report(tmp_path, "ft", out=tmp_path / "out")
+    sizes = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))["summary"]["ft"]
+    assert [*sizes["embedding_rms"]] == ["end"]
 
 
 def test_the_same_text_at_another_path_is_the_same_text(trained, tmp_path):
