@@ -103,7 +103,7 @@ class Transformer(nn.Module):
         """Moves weights that are multiplied with the same input into one piece of memory; their values stay."""
         for block in self.layers:
             for projections in block.with_same_input():
-                if len(projections) > 1:
+                if len(projections) > 1 and not projections[0].weight.is_mkldnn:
                     lay_side_by_side(*projections)
 
     def pack(self, dtype: torch.dtype | None = None) -> None:

@@ -167,7 +167,7 @@ class Sampler:
             for text, ids in prompts
             for _ in range(self.num_samples)
         ]
-        if packs(self.device, torch.float32, len(samples)):
+        if self.context.decoding is self.context.model and packs(self.device, torch.float32, len(samples)):
             self.context.model.pack()
         if self.headed and not self.as_json:
             print()

@@ -117,7 +117,7 @@ def test_dtype_is_that_of_the_weights_while_decoding(output, refusal, monkeypatc
 
 
 @NEEDS_ONEDNN
-def test_several_samples_are_decoded_with_packed_weights_where_they_are_faster(output, monkeypatch):
+def test_several_samples_are_decoded_with_packed_weights_where_they_are_faster(output, tmp_path, monkeypatch):
     """Which changes no text, and no float32 model is in memory twice."""
     models, plain = [], context.Context
     monkeypatch.setattr(samples, "Context", lambda model, *more: models.append(model) or plain(model, *more))
@@ -127,7 +127,14 @@ def test_several_samples_are_decoded_with_packed_weights_where_they_are_faster(o
         texts.append(output("--prompt", "that the", "--max-new-tokens", 12, "--num-samples", 4).out)
         packed = {module.weight.is_mkldnn for module in models[-1].modules() if isinstance(module, Linear)}
         assert packed == {least == 4}
-    assert texts[0] == texts[1] and len({*texts[0].splitlines()}) > 1
+        file = tmp_path / "prompts.txt"
+        file.write_text("that the\n" * 4, encoding="utf-8")
+        texts.append(output("--prompts-file", file, "--max-new-tokens", 12, "--seed", 1).out)
+        packed = {module.weight.is_mkldnn for module in models[-1].modules() if isinstance(module, Linear)}
+        assert packed == {least == 4}
+    assert texts[:2] == texts[2:] and len({*texts[0].splitlines()}) > 1
+    output("--prompt", "that the", "--max-new-tokens", 2, "--num-samples", 4, "--dtype", "bfloat16")
+    assert not models[-1].output_weight.is_mkldnn, "it reads the prompt alone"
 
 
 def test_compiled_steps_are_offered_on_a_gpu_alone(refusal, run):

@@ -23,6 +23,7 @@ from data.tokenizer import train_tokenizer
 from model.cache import Cache
 from model.context import Context, decoding_model
 from model.generation import generate, penalized, probabilities, sample_token
+from model.linear import packs
 from sampling.stream import TextStream
 from tiny import draw
 
@@ -442,6 +443,8 @@ def test_a_cpu_reads_the_prompt_in_float32_and_decodes_in_bfloat16(scheme, tiny_
     last = model.layers[-1].mlp.down_proj
     last.register_forward_hook(lambda module, args, out: passes.append((out.shape[1], module.weight.dtype)))
     got = rows(generate(Context(model, torch.bfloat16), tokens(5), 4, temperature=0, num_samples=2))
+    if packs(torch.device("cpu"), torch.bfloat16, rows=1):
+        assert decoding_model(model, torch.bfloat16).embed_tokens.weight is model.embed_tokens.weight
     assert passes == [(5, torch.float32)] + 3 * [(1, torch.bfloat16)]
     assert got.shape == (2, 4)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
