@@ -64,6 +64,10 @@ def test_wsd_schedule_by_hand():
     assert got[4:15] == [1.0] * 11
     assert got[15:] == pytest.approx([0.82, 0.64, 0.46, 0.28, 0.1], **EXACT)
     assert got[-1] == 0.1
+    nearest = rates(
+        schedule="wsd", steps=11, warmup_steps=1, decay_fraction=0.25, learning_rate=1.0, min_learning_rate=0
+    )
+    assert nearest[7] == 1.0 > nearest[8], "three steps, the whole number nearest to 2.75"
 
 
 def test_wsd_without_a_stable_part_decays_from_the_end_of_the_warm_up_on():

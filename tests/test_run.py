@@ -13,7 +13,7 @@ from base import InputError, find_checkpoint
 from configs import load_config
 from model.position import Rope
 from model.position.base import Position
-from tiny import names, run_config
+from tiny import names, run_config, trained
 from training.run import RunFolder
 
 CORPUS = SimpleNamespace(source="text.txt", hash="abc", train=[0] * 7, val=[0] * 3, train_bytes=70, val_bytes=30)
@@ -60,6 +60,19 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, overwrite):
     with pytest.raises(InputError, match="not a run"):
         RunFolder(config, overwrite=overwrite)
     assert names(config.folder) == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".lock", "corpus.json", "metrics.jsonl", "versions.json"]
+    + [".corpus.json.partial", ".versions.json.partial", ".config.yaml.partial"],
+)
+def test_what_a_kill_at_the_start_has_left_is_begun_anew(tmp_path, name):
+    config = run_config(tmp_path)
+    config.folder.mkdir(parents=True)
+    (config.folder / name).touch()
+    begin(RunFolder(config))
+    assert load_config(config.folder / "config.yaml") == config
 
 
 def test_overwriting_leaves_nothing_of_the_old_run(tmp_path, started):
@@ -253,7 +266,20 @@ def test_rows_that_decide_about_checkpoints_are_on_the_disk_before_these(started
     run.log({"step": 1, "tokens": 1, "val_loss": 2.0, "val_bits_per_byte": 1.0})
     run.log({"step": 2, "tokens": 2, "train_loss": 2.0})
     run.keep_rows()
+    run.log({"step": 2, "tokens": 2, "diverged": "step 2: loss nan"})
     lines = run.metrics_file.read_text().splitlines(keepends=True)
-    assert len(flushed) == 2 and len(lines) == 3
+    assert len(flushed) == 3 and len(lines) == 4
     run.drop_rows_after(1)
-    assert flushed[2] == "".join(lines[:2]) == run.metrics_file.read_text()
+    assert flushed[3] == "".join(lines[:2]) == run.metrics_file.read_text()
+
+
+def test_the_rows_are_flushed_before_the_checkpoint_of_their_step_is_there(tmp_path, monkeypatch):
+    there, real = [], RunFolder.keep_rows
+
+    def keep_rows(run):
+        there.append(names(run.path / "checkpoints") if (run.path / "checkpoints").exists() else [])
+        real(run)
+
+    monkeypatch.setattr(RunFolder, "keep_rows", keep_rows)
+    trained(tmp_path, "train.checkpoint_every=3", "train.keep_checkpoints=2")
+    assert there == [[], ["step_000003"]]

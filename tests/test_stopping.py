@@ -42,11 +42,13 @@ from training.run import RunFolder
 
 
 @pytest.fixture(autouse=True)
-def no_nohup():
-    """Under which the tests themselves may run."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def nothing_ignored():
+    """As nohup, or a script that runs them beside others, has the tests themselves ignore a signal."""
+    handlers = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def signals_in_step(step, *numbers):
@@ -72,13 +74,15 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path, capsys
     assert_same_bits(stopped, whole)
 
 
-def test_a_run_under_nohup_outlives_its_terminal(tmp_path):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with signals_in_step(3, signal.SIGHUP):
-            assert call(program, config_file(tmp_path)) == 0
-    finally:
-        signal.signal(signal.SIGHUP, before)
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_run_outlives_what_it_was_started_to_ignore(tmp_path, number):
+    """A terminal under nohup; and beside others in a script, a Ctrl-C, also after another signal."""
+    signal.signal(number, signal.SIG_IGN)
+    with signals_in_step(3, number):
+        assert call(program, config_file(tmp_path)) == 0
+    with signals_in_step(3, signal.SIGTERM, number):
+        assert call(program, config_file(tmp_path), "name=other") == 143
+    assert signal.getsignal(number) is signal.SIG_IGN
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])

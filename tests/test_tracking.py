@@ -123,6 +123,20 @@ def test_where_wandb_cannot_rewind_the_rows_are_added(tmp_path, wandb, capsys):
     ]
 
 
+def test_a_wandb_that_is_not_installed_is_a_warning(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # any import of it fails
+    trained(tmp_path, "wandb.mode=offline")
+    train(run_config(tmp_path, "wandb.mode=online", "train.steps=8"), resume=True)
+    assert warnings(capsys) == 2 * ["warning: wandb is not installed; going on without it"]
+
+
+def test_a_damaged_id_is_none_that_wandb_knows(tmp_path, wandb, capsys):
+    config = trained(tmp_path, "wandb.mode=offline")
+    (config.folder / "wandb_id").write_bytes(b"\xff\xfe")
+    train(run_config(tmp_path, "wandb.mode=offline", "train.steps=8"), resume=True)
+    assert wandb.finished == [0, 0]
+
+
 def test_a_wandb_that_refuses_all_is_a_warning(tmp_path, wandb, capsys):
     wandb.init = mock.Mock(side_effect=wandb.Error("not today"))
     assert rows(trained(tmp_path, "wandb.mode=offline").folder)[-1]["step"] == 6
@@ -176,6 +190,12 @@ def test_wandb_gets_tables_page_and_pictures_of_a_comparison_in_its_group(report
     table = (["variant", "loss"], [["rope", "1.0"], ["none", "2.0"]])
     assert wandb.logged == [{"Losses": table, **pages, "step": None}] * 2
     assert wandb.finished == [0, 0]
+
+
+def test_a_report_without_wandb_installed_is_a_warning(reported, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    track_report(reported, WandbConfig(mode="offline"), [])
+    assert warnings(capsys) == ["warning: wandb is not installed; going on without it"]
 
 
 def test_a_report_that_wandb_refuses_is_a_warning(reported, wandb, capsys):

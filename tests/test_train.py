@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from safetensors.torch import load_file
 from tqdm import std
 
@@ -39,6 +41,7 @@ from tiny import (
     names,
     rows,
     run_config,
+    settings,
     train_until,
     trained,
     trainer_state,
@@ -664,6 +667,25 @@ def test_a_rehearsal_writes_no_run_and_counts_by_hand(tmp_path, capsys):
     assert "cannot resume with another model.hidden_size" in capsys.readouterr().err
     for how in ("--overwrite", "--resume"):
         assert call(program, config_file(tmp_path), "--dry-run", how) == 0 and contents(config.folder) == before
+
+
+def test_a_rehearsal_of_a_resumption_is_refused_like_it_and_of_what_is_left(tmp_path, capsys):
+    """Also where the tokenizer that the run was given is gone, which its checkpoint has."""
+    base = trained(tmp_path, "name=base").folder
+    values = settings(tmp_path) | {"name": "ft", "model": {}}
+    del values["data"]["tokenizer"]
+    values["train"] |= {"init_from": str(base), "threads": 2}
+    (file := tmp_path / "ft.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    assert call(program, file) == 0
+    shutil.rmtree(base)
+    capsys.readouterr()
+    assert (
+        call(program, file, "--dry-run", "--resume", "train.steps=8", "train.eval_every=1", "train.threads=null") == 0
+    )
+    found = capsys.readouterr().out
+    assert "each of the evaluations (2)" in found and "2 threads" in found
+    assert call(program, file, "--dry-run", "--resume", "train.steps=5") == 2
+    assert "train.steps: expected at least the 6 that" in capsys.readouterr().err
 
 
 def test_the_time_of_a_rehearsal_is_that_of_steps_and_evaluations(tmp_path, monkeypatch):

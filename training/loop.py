@@ -46,9 +46,7 @@ def train(config: Config, resume: bool = False, overwrite: bool = False, tell: b
     engine = pick_engine(config.train)
     kind = ReadRunFolder if engine.rank else RunFolder
     run = kind(config, resume, overwrite)  # rejects a taken folder before the corpus is read
-    data, checkpoint = config.data, run.newest_checkpoint() if resume else None
-    if data.tokenizer.folder and checkpoint:  # which has that tokenizer, even where the folder is gone
-        data = data.model_copy(update={"tokenizer": data.tokenizer.model_copy(update={"folder": str(checkpoint)})})
+    data = run.data() if resume else config.data
     corpus = None if engine.rank else load_corpus(data)
     engine.from_first(None)
     corpus = corpus or load_corpus(data)  # which rank 0 has prepared
@@ -67,7 +65,8 @@ def train(config: Config, resume: bool = False, overwrite: bool = False, tell: b
 def make_trainer(run: RunFolder, corpus: Corpus, device: torch.device, signals: list[int], engine: Alone) -> "Trainer":
     """The trainer of a new run, in a fresh folder, or of a resumed one, as of its newest checkpoint if it has any.
 
-    InputError: that run is another one, or with other steps would have ended or dropped its scheme before or later.
+    InputError: that run is another one, or with other steps would have ended before, or would at this step have its scheme
+    where the run has dropped it, or the other way round.
     """
     if run.resume:
         run.check_same_experiment(corpus)

@@ -26,14 +26,14 @@ except ImportError:  # Windows
 STEPS = 4  # the first warms up
 
 
-def rehearse(config: Config, corpus: Corpus) -> tuple[float, list[str]]:
+def rehearse(config: Config, corpus: Corpus, resume: bool = False) -> tuple[float, list[str]]:
     """Takes STEPS steps at rate 0 in one process, not compiled, and evaluates some of the validation text.
 
-    Returns the seconds of the whole training, and in lines what the run is made of and takes.
-    InputError if config and corpus do not fit together, or if a step does not fit into memory.
+    Returns the seconds of the whole training, or of what is left of it, and in lines what the run is made of and takes.
+    InputError if config, corpus and, with resume, folder do not fit together, or if a step does not fit into memory.
     """
-    run = ReadRunFolder(config)
-    run.config = config = fill_in_threads(fit_to_corpus(config, corpus), resume=False)
+    run = ReadRunFolder(config, resume)
+    run.config = config = fill_in_threads(fit_to_corpus(config, corpus), resume)
     train, device, times = config.train, pick_device(config.train.device), []
     with using_threads(train.threads):
         trainer = make_trainer(run, corpus, device, [], ALONE)
@@ -45,8 +45,9 @@ def rehearse(config: Config, corpus: Corpus) -> tuple[float, list[str]]:
         begun, some = time.perf_counter(), corpus.parts[0].val[: max(EVAL_TOKENS, trainer.context) + 1]
         trainer.total_nats(some)
         evaluation = (time.perf_counter() - begun) * len(corpus.val) / len(some)
-    step, evaluations = statistics.median(times[1:]), -(-train.steps // (train.eval_every or train.steps))
-    seconds = train.steps * step + evaluations * evaluation
+    step, left = statistics.median(times[1:]), train.steps - trainer.step
+    evaluations = -(-left // (train.eval_every or train.steps))
+    seconds = left * step + evaluations * evaluation
     parameters, memory = _by_part(trainer.model), _peak(device)
     return seconds, [
         *opening(config, corpus, sum(parameters.values()), device, trainer.batches.targets(train.steps)),
@@ -59,11 +60,8 @@ def rehearse(config: Config, corpus: Corpus) -> tuple[float, list[str]]:
 
 def rehearsed(config: Config, resume: bool, overwrite: bool) -> str:
     """What `rehearse` finds, in words; InputError as from `train`."""
-    run, corpus = RunFolder(config, resume, overwrite), load_corpus(config.data)
-    if resume:
-        run.config = fit_to_corpus(config, corpus)
-        run.check_same_experiment(corpus)
-    _, lines = rehearse(config, corpus)
+    run = RunFolder(config, resume, overwrite)
+    _, lines = rehearse(config, load_corpus(run.data() if resume else config.data), resume)
     return "\n".join([*lines, f"nothing was written to {config.folder}"])
 
 

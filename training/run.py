@@ -24,6 +24,7 @@ from base import (
     writing,
 )
 from configs import Config, load_config
+from data.config import DataConfig
 from data.corpus import Corpus
 from data.tokenizer import load_tokenizer, tokenizer_files
 from model.checkpoint import best_checkpoint, read_rows
@@ -157,6 +158,13 @@ class RunFolder:
                 f"{checkpoint / 'tokenizer.json'}: data.source now gives another tokenizer; resume with the "
                 "data.cache_dir, or else the version of tokenizers, that the run started with"
             )
+
+    def data(self) -> DataConfig:
+        """Of its config; a tokenizer that it was given is that of its newest checkpoint, even where its folder is gone."""
+        data, checkpoint = self.config.data, self.newest_checkpoint()
+        if not (data.tokenizer.folder and checkpoint):
+            return data
+        return data.model_copy(update={"tokenizer": data.tokenizer.model_copy(update={"folder": str(checkpoint)})})
 
     def corpus(self) -> dict:
         """Source, hash and sizes of the corpus that the run started with."""

@@ -46,12 +46,12 @@ def track_report(folder: Path, config: WandbConfig, tables: Iterable) -> None:
     """
     if config.mode == "disabled":
         return
-    import wandb
-
     file = folder / "wandb_id"
-    known = {"id": file.read_text(encoding="utf-8"), "resume": "allow"} if file.is_file() else {}
+    known = {"id": file.read_text("utf-8", "replace"), "resume": "allow"} if file.is_file() else {}
     ways = [(f"log the report {mode}", {"mode": mode, **known}) for mode in _modes(config)]
     if tracked := _first_that_works(ways, folder, config.model_copy(update={"group": config.group or folder.name})):
+        import wandb
+
         shown = {table.title: wandb.Table(columns=table.header, data=table.rows) for table in tables}
         for page in sorted([*folder.glob("*.html"), *folder.glob("*.svg")]):  # its images are pixels
             shown[page.name] = wandb.Html(page.read_text(encoding="utf-8"), inject=False)
@@ -85,20 +85,23 @@ def _begin(run: RunFolder, step: int):
     modes = _modes(config.wandb)
     ways = [(f"start a run {mode}", {"mode": mode}) for mode in modes]
     if step and file.is_file():
-        known = file.read_text(encoding="utf-8")
+        known = file.read_text("utf-8", "replace")  # of a damaged one wandb knows nothing
         # To before this step, whose rows are sent again: its evaluation may have been missing.
         rewind = {"resume_from": f"{known}?_step={step - 1}"}
         again = [(f"rewind run {known} {mode}", {"mode": mode, **rewind}) for mode in modes]
         if "online" in modes:  # not every server can rewind
             again.insert(1, (f"add to run {known} online", {"mode": "online", "id": known, "resume": "allow"}))
-        ways = [*again, ways[-1]]
+        ways = [*again, *ways[-1:]]
     return _first_that_works(ways, run.path, config.wandb, config=config.model_dump(mode="json"))
 
 
 def _modes(config: WandbConfig) -> list[str]:
-    """The modes to try in turn."""
-    import wandb  # optional, and takes a second
-
+    """The modes to try in turn; none where wandb is not installed."""
+    try:
+        import wandb  # optional, and takes a second
+    except ImportError:
+        print("warning: wandb is not installed; going on without it", file=sys.stderr)
+        return []
     # without a login, wandb.init would open a menu and wait
     if config.mode == "online" and not wandb.login(prompt=False, verify=False):
         print("warning: no wandb login found; logging offline", file=sys.stderr)
@@ -108,9 +111,9 @@ def _modes(config: WandbConfig) -> list[str]:
 
 def _first_that_works(ways: list[tuple[str, dict]], folder: Path, asked: WandbConfig, **more):
     """The wandb run of a folder, begun in the first way that wandb accepts, or None; the folder keeps its id."""
-    import wandb
-
     for (what, how), (then, _) in zip(ways, [*ways[1:], ("continue without it", None)]):
+        import wandb
+
         try:
             settings = wandb.Settings(init_timeout=20, silent=True)
             place = {"name": folder.name, "dir": folder, **asked.model_dump(exclude={"mode"})}
