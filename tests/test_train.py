@@ -1,5 +1,6 @@
 """A run from its config to its folder, resumed in every way, and what ends it from inside."""
 
+import itertools
 import json
 import os
 import re
@@ -667,6 +668,29 @@ def test_a_rehearsal_writes_no_run_and_counts_by_hand(tmp_path, capsys):
     assert "cannot resume with another model.hidden_size" in capsys.readouterr().err
     for how in ("--overwrite", "--resume"):
         assert call(program, config_file(tmp_path), "--dry-run", how) == 0 and contents(config.folder) == before
+
+
+def test_speed_and_time_left_are_those_of_the_steps_since_the_last_row(tmp_path, monkeypatch, capsys):
+    """By a clock on which each step of 64 tokens takes 0.5 s, and as long passes between two."""
+    ticks = itertools.count(0, 0.5)
+    clock = SimpleNamespace(perf_counter=lambda: next(ticks), monotonic=lambda: 1e9, time=lambda: 0.0)
+    monkeypatch.setattr(loop, "time", clock)
+    config = trained(tmp_path, "train.log_every=2")
+    assert [
+        row["tokens_per_second"] for row in RunFolder(config, resume=True).metrics() if "train_loss" in row
+    ] == 3 * [128.0]
+    assert re.findall(r"step (\d) of 6, .* 128 tokens/s, (.*) left", capsys.readouterr().err)[0] == ("2", "2 s")
+
+
+def test_the_evaluation_has_the_dtype_and_the_memory_of_the_steps(tmp_path, monkeypatch):
+    """Of which too little is a line."""
+    seen, real = [], loop.evaluate
+    monkeypatch.setattr(loop, "evaluate", lambda *given: seen.append(torch.is_autocast_enabled("cpu")) or real(*given))
+    trained(tmp_path, "train.dtype=bfloat16")
+    assert seen == [True]
+    monkeypatch.setattr(loop, "evaluate", mock.Mock(side_effect=torch.OutOfMemoryError))
+    with pytest.raises(InputError, match="one sequence needs more memory than cpu has"):
+        trained(tmp_path, "name=full")
 
 
 def test_a_rehearsal_of_a_resumption_is_refused_like_it_and_of_what_is_left(tmp_path, capsys):
