@@ -18,7 +18,6 @@ sys.path.insert(0, str(DOCS.parent))
 
 from comparison.forest import forest, svg
 from comparison.formats import plus_minus
-from comparison.inference import mean_and_spread, paired
 from comparison.results import Results
 from comparison.tables import few_tokens
 from comparison.verdicts import findings
@@ -73,15 +72,15 @@ def rates(results: Results) -> str:
 
 
 def curve(results: Results) -> str:
-    """A row an evaluation during training: the loss of each variant, and its difference to the baseline."""
-    curves = {name: {run.seed: dict(run.curve) for run in runs} for name, runs in results.runs.items()}
-    others, rows = [name for name in curves if name != results.baseline], []
-    for x in sorted(next(iter(curves[results.baseline].values()))):
-        at = {name: {seed: some[x] for seed, some in seeds.items()} for name, seeds in curves.items()}
-        gaps = [paired(at[name], at[results.baseline]) for name in others]
-        told = (f"{gap.mean:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})" for gap in gaps)
-        rows.append([f"{x / 1e6:.1f}M", *(plus_minus(mean_and_spread([*at[name].values()]), 3) for name in at), *told])
-    return markdown(["tokens", *curves, *(f"{name} − {results.baseline} (95 %)" for name in others)], rows)
+    """A row an evaluation during training: the loss of the baseline, and the differences to it."""
+    summary, baseline = results.summary, results.baseline
+    others, rows = [name for name in summary if name != baseline], []
+    gaps = {name: {gap.x: gap for gap in summary[name].difference_curve} for name in others}
+    for at in summary[baseline].curve:
+        found = [gaps[name][at.x] for name in others]
+        told = (f"{gap.mean:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})" for gap in found)
+        rows.append([f"{at.x / 1e6:.1f}M", plus_minus(at, 3), *told])
+    return markdown(["tokens", baseline, *(f"{name} − {baseline} (95 %)" for name in others)], rows)
 
 
 def task(results: Results) -> str:
