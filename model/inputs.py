@@ -62,7 +62,7 @@ def attention_inputs(
         if not is_causal or whole is not None or has_content:
             mask = seen(rows[0])
         masks = [merged(each, mask) for each in whole] if isinstance(whole, list) else merged(whole, mask)
-    elif positions.dim() == 1 and (not has_bias or (scheme.shift_invariant and not has_content)):
+    elif positions.dim() == 1 and (not has_bias or (scheme.is_toeplitz(positions) and not has_content)):
         last, mask = scheme.bias(positions[-1:], k_positions), by_distance(None)
         masks = [by_distance(each) for each in last] if isinstance(last, list) else by_distance(last)
         masks = among_themselves if has_content else masks

@@ -9,6 +9,7 @@ from test_loss import Sizes
 from model import attention
 from model.attention import LinearAttention, blocks
 from model.cache import Cache
+from model.device import without_autocast
 from model.inputs import attention_inputs
 from tiny import assert_same_bits, draw, run_config, train_until, trained
 from training.loop import train
@@ -77,12 +78,22 @@ def test_a_mask_by_distance_is_the_matrix_written_out_and_takes_the_memory_of_a_
 
 
 @torch.no_grad()
-def test_the_bias_of_a_block_is_a_part_of_the_whole_and_float32_under_autocast(scheme, tiny_model, monkeypatch):
-    model, given = tiny_model(scheme, torch.float32), (torch.arange(20), None, True, torch.float32)
+@pytest.mark.parametrize("trained", [8, 64])
+def test_the_bias_of_a_block_is_a_part_of_the_whole_and_float32_under_autocast(
+    trained, scheme, tiny_model, monkeypatch
+):
+    """Also where the trained length, 8, is past: then that of `fire` is no function of the distance."""
+    model = tiny_model(scheme, torch.float32, max_position_embeddings=trained)
+    if model.position.max_length == trained == 8:
+        pytest.skip("no positions that far out")
+    given = (torch.arange(20), None, True, torch.float32)
     whole = attention_inputs(model.position, *given)[1].mask
     monkeypatch.setattr(attention, "SCORES", 4 * 20)
     with torch.autocast("cpu", torch.bfloat16):
-        of_block = attention_inputs(model.position, *given)[1].mask
+        with without_autocast(torch.device("cpu")):  # as in a model; the blocks are made later
+            of_block = attention_inputs(model.position, *given)[1].mask
+        if scheme == "fire":
+            assert isinstance(of_block, attention.Toeplitz) == (trained == 64)
         assert (of_block is None) == (whole is None)
         if whole is not None:
             got = of_block(slice(4, 8))

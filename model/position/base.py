@@ -16,7 +16,7 @@ class Position(nn.Module):
     """The scheme `none`, and the seam: what a scheme may contribute, of which this one contributes nothing.
 
     The first five hooks are functions of the positions alone, called once a pass; of a long text `bias` is called for the
-    last query alone if the scheme is `shift_invariant`, else for each block of queries. None: nothing. What they return
+    last query alone where it `is_toeplitz`, else for each block of queries. None: nothing. What they return
     holds in all layers that the scheme acts in, or is a list with an entry for each layer. Positions are integers counted
     from 0, in each document of a row; negative ones are padding, where results must be finite too. Those of all rows at
     once, (T,), are consecutive. Angles and temperatures are computed in float64 and cast to float32, and no result is in
@@ -68,6 +68,10 @@ class Position(nn.Module):
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Tensor | list[Tensor] | None:
         """(…, heads or 1, Tq, Tk), added to the scores after 1/√d, from (…, Tq) and (…, Tk)."""
+
+    def is_toeplitz(self, positions: Tensor) -> bool:
+        """Whether the bias of queries at consecutive positions (T,) depends on the distance alone."""
+        return self.shift_invariant
 
     def temperature(self, positions: Tensor) -> Tensor | list[Tensor] | None:
         """(…, heads or 1, T), by which queries at positions (…, T) are multiplied: the option, unless overridden."""

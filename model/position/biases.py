@@ -107,9 +107,16 @@ class Fire(InLayers):
         self.hidden = Linear(1, self.options.width, bias=True)
         self.heads = Linear(self.options.width, config.num_attention_heads, bias=True)
 
+    def threshold(self) -> Tensor:
+        """L, (1,), in tokens."""
+        return (self.multiplier * self.config.max_position_embeddings).abs()
+
+    def is_toeplitz(self, positions):  # up to L all are divided by the same; a compiler cannot know
+        return not torch.compiler.is_compiling() and bool(positions[-1] <= self.threshold())
+
     def bias(self, q_positions, k_positions):
         distance = distances(q_positions, k_positions).squeeze(-3).clamp(min=0)
-        furthest = q_positions[..., None].maximum((self.multiplier * self.config.max_position_embeddings).abs())
+        furthest = q_positions[..., None].maximum(self.threshold())
         ratio = (self.c.abs() * distance).log1p() / (self.c.abs() * furthest).log1p()
         return self.heads(self.hidden(ratio[..., None]).relu()).movedim(-1, -3)
 
