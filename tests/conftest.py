@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import signal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -115,6 +116,17 @@ def scheme(request, monkeypatch) -> str:
     if request.param in THROWAWAY:
         monkeypatch.setitem(POSITIONS, request.param, THROWAWAY[request.param])
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def nothing_ignored():
+    """No signal, though nohup, or a script that starts them beside others, has the tests ignore some: a run would, too."""
+    handlers = {"SIGHUP": signal.SIG_DFL, "SIGINT": signal.default_int_handler}
+    known = {getattr(signal, name): handler for name, handler in handlers.items() if hasattr(signal, name)}
+    before = {number: signal.signal(number, handler) for number, handler in known.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -41,16 +41,6 @@ from training.run import RunFolder
 # Signals
 
 
-@pytest.fixture(autouse=True)
-def nothing_ignored():
-    """As nohup, or a script that runs them beside others, has the tests themselves ignore a signal."""
-    handlers = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 def signals_in_step(step, *numbers):
     """This process gets these signals while it is at a step."""
     return before_step(step, lambda _: [os.kill(os.getpid(), number) for number in numbers])
