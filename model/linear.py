@@ -32,8 +32,8 @@ def packs(device: torch.device, dtype: torch.dtype, rows: int) -> bool:
     """
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
-    if dtype == torch.bfloat16:
-        return torch.cpu._is_avx512_bf16_supported()
+    if dtype == torch.bfloat16:  # which oneDNN may have been told to do without
+        return torch.cpu._is_avx512_bf16_supported() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return dtype == torch.float32 and SLOW_ROWS and rows >= SEVERAL
 
 

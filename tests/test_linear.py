@@ -160,6 +160,7 @@ def test_weights_are_packed_where_that_is_faster(device, dtype, rows, slow, has_
     monkeypatch.setattr("model.linear.SLOW_ROWS", slow)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bfloat16)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bfloat16, raising=False)
     assert packs(torch.device(device), dtype, rows) == expected
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert not packs(torch.device(device), dtype, rows)
