@@ -227,19 +227,20 @@ def _override(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _check_settings(config: CompareConfig, path: str) -> None:
-    """InputError where a setting reaches no run: no variant and no condition that it is for leaves it as it is."""
+    """InputError where a setting reaches no run, since each sets the key, or one that the key lies within, itself."""
     conditions = config.conditions or {"": Condition()}
-    used = {name: one.variants or list(config.variants) for name, one in conditions.items()}
-    over = {name: [_dotted(config.variants[variant]) for variant in some] for name, some in used.items()}
-    whole = [{**_dotted(conditions[name].settings), **own} for name, some in over.items() for own in some]
-    places = {"settings": (config.settings, whole)}
-    places |= {f"conditions.{name}.settings": (one.settings, over[name]) for name, one in conditions.items()}
-    for place, (settings, later) in places.items():
+    later = {
+        name: [_dotted(config.variants[variant]) for variant in one.variants or config.variants]
+        for name, one in conditions.items()
+    }
+    of_runs = [_dotted(conditions[name].settings) | own for name, some in later.items() for own in some]
+    places = {"settings": (config.settings, of_runs)}
+    places |= {f"conditions.{name}.settings": (one.settings, later[name]) for name, one in conditions.items()}
+    for place, (settings, runs) in places.items():
         for key in _dotted(settings):
-            hiding = [next((own for own in keys if f"{key}.".startswith(f"{own}.")), None) for keys in later]
+            hiding = [next((own for own in keys if f"{key}.".startswith(f"{own}.")), None) for keys in runs]
             if all(hiding):
-                said = "variant" if later is not whole or not config.conditions else "condition or variant"
-                raise InputError(f"{path}: {place}.{key}: reaches no run, every {said} sets {sorted({*hiding})[0]}")
+                raise InputError(f"{path}: {place}.{key}: reaches no run, every run sets {min(hiding)}")
 
 
 def rejection(model: ModelConfig, options: dict[str, Any]) -> str | None:

@@ -98,9 +98,10 @@ def lay_side_by_side(*projections: nn.Linear) -> None:
 
 @torch.no_grad()
 def pack(dtype: torch.dtype, *projections: nn.Linear) -> None:
-    """Replaces the weights by one of all their rows, in dtype and the layout in which oneDNN reads it with few rows.
+    """Replaces the weights (out, in) by one (Σ out, in), in dtype and the layout in which oneDNN reads it with few rows.
 
-    Each projection holds the whole, for `joined`. It can be multiplied, but neither trained nor saved.
+    Each projection holds the whole, for `joined`. It can be multiplied, but neither trained nor saved. RuntimeError: in
+    bfloat16 on a processor that oneDNN has none for; see `packs`.
     """
     weight = torch.cat([each.weight for each in projections]).to(dtype)
     packed = nn.Parameter(torch.ops.mkldnn._reorder_linear_weight(weight, FEW), requires_grad=False)

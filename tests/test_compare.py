@@ -212,12 +212,12 @@ RATES = {"learning_rates": [1e-3, 1e-2], "tuning_seeds": [9]}
         (
             {"conditions": {"a": {"settings": {"train.steps": 3}}, "b": {"settings": {"train": {"steps": 6}}}}},
             ["train.steps=9"],
-            "settings.train.steps: reaches no run, every condition or variant sets train.steps$",
+            "settings.train.steps: reaches no run, every run sets train.steps$",
         ),
         (
             {"conditions": {"a": {"settings": {"model.position.base": 3}}}},
             [],
-            "conditions.a.settings.model.position.base: reaches no run, every variant sets model.position$",
+            "conditions.a.settings.model.position.base: reaches no run, every run sets model.position$",
         ),
         ({"base": "b" * 300}, [], "b: cannot be read: File name too long"),
         ({"settings": 3}, ["train.steps=3"], "settings.train.steps: expected settings to be a mapping, got 3"),
