@@ -112,7 +112,7 @@ def _modes(config: WandbConfig) -> list[str]:
 def _first_that_works(ways: list[tuple[str, dict]], folder: Path, asked: WandbConfig, **more):
     """The wandb run of a folder, begun in the first way that wandb accepts, or None; the folder keeps its id."""
     for (what, how), (then, _) in zip(ways, [*ways[1:], ("continue without it", None)]):
-        import wandb
+        import wandb  # which may be missing where there is no way
 
         try:
             settings = wandb.Settings(init_timeout=20, silent=True)
